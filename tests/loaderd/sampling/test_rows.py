@@ -36,11 +36,14 @@ class Reader:
     def __init__(self, data: Any) -> None:
         self.data, self.bad = data, set[int]()
         self.files = [
-            SimpleNamespace(geometry=SimpleNamespace(locate=lambda b: (0, b)), shards=["shard"])
+            SimpleNamespace(
+                geometry=SimpleNamespace(locate=lambda b: (0, b)), shards=["shard"], holes=None
+            )
             for _ in SERVED
         ]
 
-    def read(self, file: int, blocks: Any, slots: Any) -> None:
+    def read(self, file: int, blocks: Any, slots: Any, rows: Any = None) -> None:
+        assert rows is None  # no file has holes
         assert (np.diff(blocks) > 0).all()
         if file in self.bad:
             raise CorruptBlock("a page is wrong")

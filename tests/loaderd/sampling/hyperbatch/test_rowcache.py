@@ -63,7 +63,8 @@ class Reader:
             self.files.append((raw, geometry.blocks_per_shard * geometry.slot_bytes))
         self.fail_after = -1  # runs that can still be read; -1: all
 
-    def stream(self, file: int, runs: Any, transit: Any, consume: Any) -> Reading:
+    def stream(self, file: int, runs: Any, transit: Any, consume: Any, rows: Any = None) -> Reading:
+        assert (np.diff(rows.astype(np.int64)) > 0).all()  # what is asked of other servers
         raw, shard_bytes = self.files[file]
         buffer = transit.free.get()
         try:
