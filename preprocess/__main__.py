@@ -252,7 +252,7 @@ def verify(store: Path) -> None:
     """Check every checksum and every cross-reference of a store, and checksums of its packs."""
     with _one_line_errors():
         report = verify_store(store)
-        whole = "" if report.part is None else f", {report.part}: of features what is here"
+        whole = "" if not report.part else f", {report.part}: of features what is here"
         typer.echo(
             f"{store}: good{whole}: {report.blocks:,} blocks, {report.pages:,} pages, "
             f"{report.nodes:,} nodes, {report.edges:,} edges, {format_bytes(report.bytes)} read"

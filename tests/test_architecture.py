@@ -116,6 +116,7 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/train.py",
         "preprocess/files/torchfile.py",
         "clients/ranks.py",
+        "clients/settings.py",
         "clients/shuffle.py",
         "clients/split.py",
         "clients/micrograph/dataset.py",
