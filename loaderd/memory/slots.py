@@ -216,11 +216,19 @@ class SlotBroker:
             return chosen
 
     def take_now(self, count: int, spare: int) -> list[int]:
-        """`count` slots that are free, now the caller's; none where fewer than `spare` stay so."""
+        """`count` slots of the row pool that are free, now the caller's; none where fewer than
+        `spare` stay so.
+
+        The graph's are left to it: sampling would read its blocks again and again.
+        """
+        self._check_limit(count)
         with self._changed:
-            if int(self._free_mask().sum()) < count + spare:
+            free = np.flatnonzero(self._free_mask() & ~self._of_graph)
+            if free.size < count + spare:
                 return []
-            return self.take(count)
+            chosen = self._remove_each(free[free.size - count :])
+            self._count(count)
+            return chosen
 
     def give(self, slots: list[int]) -> None:
         self._count(-len(slots))

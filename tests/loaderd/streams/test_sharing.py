@@ -73,6 +73,21 @@ def test_eight_trainers_of_one_plan_read_as_much_as_one(store, plan):
     serving.close()
 
 
+@pytest.mark.parametrize(("world", "mem"), [(1, 4000), (8, 1300), (8, 3400)])
+def test_those_who_join_leave_the_graph_its_memory(store, world, mem):
+    """More batches for them would be sampled from a graph that is read again and again."""
+    serving = Serving(store, mem << 10)
+    ranks = [{"rank": i if world > 1 else 0, "world_size": world} for i in range(8)]
+    trainers = [serving.attach("hyperbatch", window=2, **ranks[0])]
+    slots = serving.engine.broker.graph_slots()
+    trainers += [serving.attach("hyperbatch", window=2, **rank) for rank in ranks[1:]]
+    assert serving.exchange.status()[2]["streams"] == 1
+    assert serving.engine.broker.graph_slots() == slots
+    for trainer in trainers:
+        trainer.detach()
+    serving.close()
+
+
 def test_one_that_falls_behind_reads_on_its_own(store, plan):
     expected, _ = solo(store, 8 << 20, plan)
     serving = Serving(store, 8 << 20)
