@@ -12,8 +12,30 @@ from blockstore.store import Store, open_store
 from loaderd.api.peers import PeerAddresses
 from loaderd.api.tcp import parse_tcp
 from loaderd.streams.service import StreamService
+from tests.graphs import Csc
 from tests.loaderd.threaded import serving
 from tests.remotes import free_address
+from tests.stores import write_store
+
+NODES, PARTITIONS, WIDTH = 2000, 8, 64
+AMPLE = 24 << 20  # beside the memory of peers, for the store of `write_whole`
+
+
+def write_whole(path: Path) -> Path:
+    """Partitions of 250 nodes, whose edges are mostly inside; rows of 256 bytes."""
+    rng, each = np.random.default_rng(2), NODES // PARTITIONS
+    dst = np.repeat(np.arange(NODES), 8)
+    src = dst // each * each + rng.integers(0, each, dst.size)
+    away = rng.random(dst.size) < 0.1
+    src[away] = rng.integers(0, NODES, int(away.sum()))
+    graph = Csc(
+        np.arange(NODES + 1) * 8, src.astype(np.uint32), np.arange(dst.size, dtype=np.uint32)
+    )
+    offsets = list(range(0, NODES + 1, each))
+    halos = [np.unique(rng.integers(0, each, 9) + (p + 1) % PARTITIONS * each) for p in range(8)]
+    train = rng.permutation(NODES)[:400]
+    write_store(path, graph, train, width=WIDTH, offsets=offsets, hubs=[5, 900], halos=halos)
+    return path
 
 
 def make_parts(whole: Path, folder: Path, owner: np.ndarray, servers: int) -> list[Path]:

@@ -15,14 +15,19 @@ from loaderd.api.errors import BatchFailed, Refused
 from loaderd.api.peers import PeerAddresses, part_with_peers, read_peers
 from loaderd.api.tcp import parse_tcp
 from tests.golden_cases import Case, epoch_digest
-from tests.graphs import Csc
-from tests.loaderd.parts import make_parts, partition_owners, serving_parts
+from tests.loaderd.parts import (
+    AMPLE,
+    NODES,
+    WIDTH,
+    make_parts,
+    partition_owners,
+    serving_parts,
+    write_whole,
+)
 from tests.loaderd.threaded import serving
 from tests.remotes import free_address
-from tests.stores import write_store
 
-NODES, PARTITIONS, WIDTH = 2000, 8, 64
-LEAST, AMPLE = 1900 << 10, 24 << 20  # beside the memory of peers
+LEAST = 1900 << 10  # beside the memory of peers
 PLANS = ("minibatch", "hyperbatch", "macrobatch")
 
 
@@ -34,21 +39,7 @@ def dataset(plan: str) -> Case:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Partitions of 250 nodes, whose edges are mostly inside; rows of 256 bytes."""
-    path = tmp_path_factory.mktemp("whole") / "store"
-    rng, each = np.random.default_rng(2), NODES // PARTITIONS
-    dst = np.repeat(np.arange(NODES), 8)
-    src = dst // each * each + rng.integers(0, each, dst.size)
-    away = rng.random(dst.size) < 0.1
-    src[away] = rng.integers(0, NODES, int(away.sum()))
-    graph = Csc(
-        np.arange(NODES + 1) * 8, src.astype(np.uint32), np.arange(dst.size, dtype=np.uint32)
-    )
-    offsets = list(range(0, NODES + 1, each))
-    halos = [np.unique(rng.integers(0, each, 9) + (p + 1) % PARTITIONS * each) for p in range(8)]
-    train = rng.permutation(NODES)[:400]
-    write_store(path, graph, train, width=WIDTH, offsets=offsets, hubs=[5, 900], halos=halos)
-    return path
+    return write_whole(tmp_path_factory.mktemp("whole") / "store")
 
 
 @pytest.fixture(scope="module")
