@@ -128,7 +128,9 @@ def bring(
     for server in np.unique(keepers).tolist():
         chosen = keepers[entries.piece] == server
         found, piece, starts = (values[chosen] for values in entries)
-        ids = np.unique(found)
+        new = np.ones(found.size, np.bool_)  # a row on the edge of two pieces comes twice
+        new[1:] = found[1:] != found[:-1]
+        ids = found[new]
         for at in range(0, ids.size, most):
             asked = ids[at : at + most]
             low, high = np.searchsorted(found, [asked[0], asked[-1] + 1]).tolist()
@@ -166,7 +168,11 @@ def _given_rows(
     size = geometry.blocks_per_shard * geometry.slot_bytes
     low = pieces[:, SHARD] * size + pieces[:, PAGE] * PAGE_BYTES
     high = low + pieces[:, PAGES] * PAGE_BYTES
-    wanted = rows.astype(np.int64)
+    # of all rows of a request only those of the blocks between the first piece and the last
+    ends = np.array([low[0], high[-1] - 1]) // geometry.slot_bytes + [0, 1]
+    ends = np.minimum(ends * geometry.rows_per_block, np.iinfo(rows.dtype).max)
+    first, stop = np.searchsorted(rows, ends.astype(rows.dtype))
+    wanted = rows[first:stop].astype(np.int64)
     at = _byte_of(geometry, row_bytes, wanted)
     piece = np.searchsorted(low, at, "right") - 1
     inside = (piece >= 0) & (at + row_bytes <= high[piece])

@@ -1,6 +1,7 @@
 """Rows that came from another server, to where their pages belong."""
 
 from blockstore.kernels.jit import njit
+from blockstore.kernels.rows import copy_row
 
 
 @njit(nogil=True, cache=True)
@@ -16,6 +17,5 @@ def place_rows(rows, which, starts, lows, highs, row_bytes, memory):
     for i in range(which.size):
         first = max(lows[i] - starts[i], 0)
         stop = min(highs[i] - starts[i], row_bytes)
-        source, target = which[i] * row_bytes, starts[i]
-        for at in range(first, stop):
-            memory[target + at] = rows[source + at]
+        if first < stop:
+            copy_row(rows, which[i] * row_bytes + first, memory, starts[i] + first, stop - first)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,7 +26,7 @@ from blockstore.part import split_arrays
 from blockstore.store import BlockedFile, Store
 from loaderd.api.errors import BadMessage, Refused
 from loaderd.api.protocol import ErrorReply, RowsGiven, RowsWanted
-from loaderd.api.requests import MAX_ROW_BYTES, MAX_ROW_IDS, check_rows
+from loaderd.api.requests import MAX_ROW_BYTES, MAX_ROW_IDS, check_rows, rows_crc
 from loaderd.server.sender import SendBuffers
 
 OUTSTANDING = 8  # requests of a peer; of more the oldest goes: whoever sent it has given it up
@@ -225,7 +224,7 @@ class PeerAnswers:
             )  # fmt: skip
             self._send(request.identity, reply, None)
             return
-        crc = int(google_crc32c.value(bytes(peer.buffers.memory(number)[:size])))
+        crc = rows_crc(peer.buffers.memory(number)[:size])
         given = RowsGiven(
             request=wanted.request, array=wanted.array, count=request.rows.size, crc32c=crc
         )

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +20,7 @@ from blockstore.store import Store
 from loaderd.api.errors import BadMessage, DaemonError, NoDaemon, Refused, ShuttingDown
 from loaderd.api.peers import PeerAddresses, part_with_peers
 from loaderd.api.protocol import ErrorReply, RowsGiven, RowsWanted, decode_daemon
-from loaderd.api.requests import MAX_ROW_BYTES, most_rows
+from loaderd.api.requests import MAX_ROW_BYTES, most_rows, rows_crc
 from loaderd.api.tcp import TcpAddress
 from loaderd.server.transport import PeerConnection, Sockets
 
@@ -158,9 +157,10 @@ class PeerRows(Closing):
                 f"{size} bytes of rows"
             )
         assert isinstance(message, RowsGiven)
-        if google_crc32c.value(bytes(frames[1])) != message.crc32c:
+        rows = np.frombuffer(frames[1], np.uint8)
+        if rows_crc(rows) != message.crc32c:
             raise NoDaemon(f"{place}: rows with another crc32c than they were sent with")
-        return np.frombuffer(frames[1], np.uint8)
+        return rows
 
     def _hang_up(self) -> None:
         for idle in self._idle.values():

@@ -13,7 +13,7 @@ from blockstore.owners import write_owners
 from blockstore.store import open_store
 from tests.daemons import ROOT
 from tests.tools.tiny import TINY, by_side
-from tools.bench import epochs, gpu, large, split, trainers
+from tools.bench import epochs, gpu, large, peers, split, trainers
 from tools.bench.harness import BENCHES, run
 from tools.bench.setup import serving
 
@@ -97,6 +97,18 @@ def test_rows_of_large_batches_come_once_and_shared_draws_are_sampled_once(folde
     assert shared["rows"] < own["rows"] < one["rows"]
     assert shared["sampled"] < own["sampled"] == one["sampled"] == one["edges"] == own["edges"]
     assert own["mb"] == pytest.approx(own["rows"] * one["mb"] / one["rows"])
+
+
+def test_rows_of_a_peer_and_a_plain_copy(folder):
+    given = peers.PeersOptions(folder, nodes=40_000, features=32, degree=2)
+    (plan,) = peers.peers(given)
+    assert [ratio[1:] for ratio in plan.ratios] == [(peers.ROWS, "GB_per_s", peers.PLAIN)]
+    for side in plan.sides:
+        with contextmanager(side.work)(*side.arguments) as one_round:
+            figures = [one_round() for _ in range(2)]
+        assert min(f["GB_per_s"] for f in figures) > 0
+        if side.name == peers.ROWS:  # 8192 rows of 128 bytes at once; block 2 is in both parts
+            assert [f["requests"] for f in figures] == [2, 4]
 
 
 def test_the_command_lists_its_benches():

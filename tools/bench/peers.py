@@ -1,0 +1,157 @@
+"""Rows from a peer over loopback against a plain zmq copy of as many bytes, both with CURVE.
+
+`rows of a peer`: the reader of a daemon asks a real daemon for every row that is not in its own
+part; that one reads them from disk, and verifies them.
+
+`plain copy`: a process sends the same number of bytes out of memory, by messages of the same size
+over connections as many, with the same options of the sockets; each is copied once.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import zmq
+
+from blockstore.io.buffers import aligned_buffer
+from blockstore.io.reader import BlockReader, make_transit
+from blockstore.kernels.rowcache import plan_extents
+from blockstore.kernels.rows import row_layout
+from blockstore.owners import list_owners, write_owners
+from blockstore.store import open_store
+from loaderd.api.keys import KeyPair, read_pair
+from loaderd.api.peers import read_peers
+from loaderd.api.requests import MAX_ROW_BYTES
+from loaderd.api.tcp import parse_tcp
+from loaderd.server.curve import client_options, server_options
+from loaderd.server.peer_rows import THREADS, PeerRows
+from loaderd.server.transport import Sockets
+from tools.bench.handover import make_keys
+from tools.bench.harness import CONTEXT, BenchPlan, GraphOptions, Ratio, Run, Side
+from tools.bench.setup import command, free_port, serving
+
+OWNERS = "halves"
+ROWS, PLAIN = "rows of a peer", "plain copy"
+
+
+@dataclass(frozen=True)
+class PeersOptions(GraphOptions):
+    nodes: int = 400_000
+    degree: int = 2
+    features: Annotated[int, "of 4 bytes each"] = 128
+    rounds: int = 5
+
+    def parts(self) -> list[Path]:
+        """Parts of two servers, of half of the nodes each."""
+        whole = self.store()
+        if OWNERS not in list_owners(store := open_store(whole)):
+            write_owners(store, OWNERS, np.arange(self.nodes) * 2 // self.nodes, 2, {})
+        found = [whole.with_name(f"{whole.name}-part{server}") for server in range(2)]
+        for server, path in enumerate(found):
+            if not path.exists():
+                words = ["--owners", OWNERS, "--server", str(server)]
+                command("preprocess", "part", str(whole), str(path), *words)
+        return found
+
+
+def timed(num_bytes: int, work: Callable[[], object]) -> Mapping[str, float]:
+    """GB/s of so many bytes."""
+    begun = time.perf_counter()
+    work()
+    return {"GB_per_s": num_bytes / (time.perf_counter() - begun) / 1e9}
+
+
+def open_rows(given: PeersOptions) -> Iterator[Run]:
+    """A reader of part 0, with a daemon that serves part 1."""
+    mine, theirs = given.parts()
+    place = given.folder / "peers"
+    place.mkdir(exist_ok=True)
+    daemon, client = make_keys(place / "keys")
+    addresses = [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
+    lines = place / "lines"
+    lines.write_text("".join(f"{server} {a}\n" for server, a in enumerate(addresses)))
+    options = ["--listen", addresses[1], "--keys", str(daemon), "--peers", str(lines)]
+    store, peers = open_store(mine), read_peers(lines, client)
+    array = next(iter(store.manifest.types[0].features.values()))
+    file, part = store.rows(array), store.part
+    assert part is not None
+    assert file.holes is not None
+    keepers = np.repeat(file.holes.keepers, file.geometry.rows_per_block)[: array.num_rows]
+    rows = np.flatnonzero(keepers == 1)
+    memory = aligned_buffer(THREADS * MAX_ROW_BYTES)
+    transit = make_transit(np.split(memory, THREADS))
+    layout = row_layout(file.geometry, array.row_bytes)
+    runs = np.empty((rows.size, 5), np.int64)
+    runs = runs[: plan_extents(rows, 0, rows.size, layout, 0, transit.pages, runs)]
+
+    def read() -> None:
+        reader.stream(0, runs, transit, lambda _low, _high, _pages: None, rows=rows).wait()
+
+    with (
+        serving(theirs, place, "64M", *options),
+        PeerRows(store, part, peers) as source,
+        BlockReader([file], memory, MAX_ROW_BYTES, 1, source) as reader,
+    ):
+        yield lambda: {
+            **timed(rows.size * array.row_bytes, read),
+            "requests": source.counters()["peer_requests"],
+        }  # fmt: skip
+
+
+def _serve_plain(place: str, pair: KeyPair) -> None:
+    """Answers every message with as many bytes as a peer gives at most, until it is killed."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+    router, data = context.socket(zmq.ROUTER), np.ones(MAX_ROW_BYTES, np.uint8)
+    router.copy_threshold = 0
+    for option, value in server_options(pair):
+        router.setsockopt(option, value)
+    router.bind(place)
+    while True:
+        identity, _ = router.recv_multipart()
+        router.send(identity, zmq.SNDMORE)
+        router.send(data.data, copy=False)
+
+
+def _copy_plain(dealer: "zmq.Socket[bytes]", count: int) -> None:
+    memory = np.empty(MAX_ROW_BYTES, np.uint8)
+    for _ in range(count):
+        dealer.send(b"")
+        memory[:] = np.frombuffer(dealer.recv(copy=False).buffer, np.uint8)
+
+
+def open_plain(given: PeersOptions) -> Iterator[Run]:
+    """As many bytes as half of the nodes' rows have."""
+    daemon, client = make_keys(given.folder / "peers" / "keys")
+    address = parse_tcp(f"tcp://127.0.0.1:{free_port()}?keys={client}")
+    count = -(-given.nodes * given.features * 4 // (2 * THREADS * MAX_ROW_BYTES))
+    server = CONTEXT.Process(target=_serve_plain, args=(address.place, read_pair(daemon)))
+    server.start()
+    with ExitStack() as stack:
+        stack.callback(server.join)
+        stack.callback(server.kill)
+        sockets = stack.enter_context(closing(Sockets()))
+        pool = stack.enter_context(ThreadPoolExecutor(THREADS))
+        dealers = [stack.enter_context(sockets.context.socket(zmq.DEALER)) for _ in range(THREADS)]
+        for dealer in dealers:
+            for option, value in (*client_options(address), (zmq.LINGER, 0)):
+                dealer.setsockopt(option, value)
+            dealer.connect(address.place)
+
+        def copy() -> None:
+            list(pool.map(_copy_plain, dealers, [count] * THREADS))
+
+        yield lambda: timed(THREADS * count * MAX_ROW_BYTES, copy)
+
+
+def peers(given: PeersOptions) -> Iterator[BenchPlan]:
+    given.parts()
+    make_keys(given.folder / "peers" / "keys")
+    yield BenchPlan(
+        [Side(ROWS, open_rows, (given,)), Side(PLAIN, open_plain, (given,))],
+        ratios=[Ratio("over_plain", ROWS, "GB_per_s", PLAIN)],
+    )
