@@ -6,8 +6,10 @@ needs at least fits its fair share of `--mem` while such a client is there.  Tra
 after epoch from one daemon, write down the sha256 of each batch and save their state every few
 steps.  Meanwhile faults of the table `FAULTS` hit trainers and the daemon, at moments drawn from
 the seed; a killed process is started again, a trainer from its last saved state.  The last fifth of
-the faults leaves the daemon alone, and then the short-lived clients go.  Afterwards, beside what
-every scene of faults checks (`tools.faults.runner`):
+the faults leaves the daemon alone, and then the short-lived clients go.  With `--servers 4` four
+daemons have parts of the store, a trainer or more each, and all faults hit daemons; what batches
+should be, a daemon with the whole store says.  Afterwards, beside what every scene of faults checks
+(`tools.faults.runner`):
 
 - in the history of each rank's last saved state and what follows it every step of every epoch
   occurs once and in order, with the sha256 of an undisturbed run; within one process of a trainer,
@@ -63,14 +65,17 @@ class StormOptions(SceneOptions):
     tcp: Annotated[bool, "every other trainer connects by tcp"] = False
     gap: Annotated[float, "seconds between two faults, on average"] = 1.0
     think: Annotated[float, "seconds of a step"] = 0.02
+    servers: Annotated[int, "daemons with parts of the store; 0: one with all of it"] = 0
+    seconds: Annotated[float, "at least, after the last fault"] = 0.0
 
-    def members(self, tcp: str) -> tuple[Member, ...]:
-        """The trainers; every other one connects to the address `tcp` if there is one."""
+    def members(self, endpoints: Sequence[str]) -> tuple[Member, ...]:
+        """The trainers; they connect to these endpoints in turn."""
         if self.plan == "mixed":
             found = [Member(plan) for plan in MIXED[: self.trainers]]
         else:
             found = [Member(self.plan, rank, self.trainers) for rank in range(self.trainers)]
-        return tuple(m._replace(endpoint=tcp if n % 2 else "") for n, m in enumerate(found))
+        count = len(endpoints)
+        return tuple(m._replace(endpoint=endpoints[n % count]) for n, m in enumerate(found))
 
 
 @dataclass
@@ -134,7 +139,7 @@ class Storm:
     faults: Counter[str] = field(default_factory=Counter)
     due: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
     no_short_lived: bool = False  # no short-lived client attaches any more
-    down: bool = False  # the daemon was killed, and is not started yet
+    down: set[str] = field(default_factory=set)  # daemons that were killed, not started yet
 
     def start(self, rank: int) -> None:
         """A trainer goes on from its last saved state."""
@@ -172,21 +177,25 @@ class Storm:
             counts["short_lived"] += 1
             name = f"short-lived {counts['short_lived']}"
             self.scene.spawn(name, read_briefly, self.short_work, name, counts["short_lived"])
-        if not self.down:
-            self.scene.daemon.check()
+        for name, daemon in self.scene.daemons.items():
+            if name not in self.down:
+                daemon.check()
 
     def later(self, most_s: float, action: Callable[[], None]) -> None:
         """After so many seconds, at most."""
         self.due.append((time.monotonic() + self.chance.uniform(0, most_s), action))
 
     def inject(self, spare_daemon: bool) -> None:
-        """One fault, drawn by weight; `spare_daemon`: it hits a trainer."""
-        spare_daemon = spare_daemon or self.down or self.scene.daemon.told_to_end
-        kinds = {
-            k: f.weight for k, f in FAULTS.items() if not (spare_daemon and k.endswith("daemon"))
-        }
+        """One fault, drawn by weight; `spare_daemon`: it hits a trainer, if there is one daemon."""
+        daemons, parts = self.scene.daemons, bool(self.scene.others)
+        name = self.chance.choice(list(daemons))
+        away = name in self.down or daemons[name].told_to_end
+        if parts and away:
+            return
+        spare_daemon = not parts and (spare_daemon or away)
+        spared = ("daemon",) * spare_daemon + ("trainer",) * parts
+        kinds = {k: f.weight for k, f in FAULTS.items() if not k.endswith(spared)}
         (kind,) = self.chance.choices(list(kinds), list(kinds.values()))
-        name = "daemon"
         if kind.endswith("trainer"):
             if not (ranks := self.trainers()):
                 return
@@ -234,14 +243,14 @@ def stop(storm: Storm, name: str) -> None:
     storm.later(STOPPED_S, lambda: storm.scene.signal(name, signal.SIGCONT))
 
 
-def kill_daemon(storm: Storm, _name: str) -> None:
+def kill_daemon(storm: Storm, name: str) -> None:
     """It is started again a little later."""
-    storm.scene.daemon.kill()
-    storm.down = True
+    storm.scene.daemons[name].kill()
+    storm.down.add(name)
 
     def again() -> None:
-        storm.scene.daemon.start()
-        storm.down = False
+        storm.scene.daemons[name].start()
+        storm.down.remove(name)
 
     storm.later(PAUSE_S, again)
 
@@ -249,7 +258,7 @@ def kill_daemon(storm: Storm, _name: str) -> None:
 def end_daemon(storm: Storm, name: str) -> None:
     """It is started again when it has ended."""
     storm.scene.signal(name, signal.SIGTERM)
-    storm.scene.daemon.told_to_end = True
+    storm.scene.daemons[name].told_to_end = True
 
 
 class StormFault(NamedTuple):
@@ -302,7 +311,7 @@ def check(
     members, daemon   the same trainers at a daemon that no fault hits
     """
     try:
-        storm.scene.before, expected = undisturbed(storm, daemon, members, epochs)
+        before, expected = undisturbed(storm, daemon, members, epochs)
     finally:
         daemon.kill()
     consumed = 0
@@ -312,11 +321,15 @@ def check(
         consumed += sum(len(run.steps) for run in runs)
         if runs[-1].leaked:
             raise SystemExit(f"rank {rank} still holds {runs[-1].leaked}")
-    storm.scene.finish()
-    before = storm.scene.before
+    if not storm.scene.others:  # what it holds between sessions, after the first of them
+        storm.scene.before = before
+    counters = storm.scene.finish()
+    daemons = storm.scene.daemons.values()
     return {
         "epochs": epochs, "steps": sum(map(len, expected)), "consumed": consumed,
         "descriptors": sum(before.files.values()), "slots": before.slots[0],
+        "peak_bytes": max(d.peak_bytes for d in daemons),
+        "rows_of_peers": counters.get("peer_rows_asked", 0),
     }  # fmt: skip
 
 
@@ -324,23 +337,26 @@ def main(words: Sequence[str]) -> dict[str, Any]:
     """Run it; returns what is printed.  Raises SystemExit: something does not hold."""
     given = parse(StormOptions, words)
     tcp, other_tcp = (f"tcp://127.0.0.1:{free_port()}" if given.tcp else "" for _ in range(2))
-    with scene(given, tcp=tcp) as made:
+    with scene(given, tcp=tcp, servers=given.servers) as made:
         folder, endpoint = made.folder, made.daemon.endpoint
         for name in ("logs", "short-lived"):
             (folder / name).mkdir()
-        members = given.members(tcp)
+        ways = [d.endpoint for d in made.daemons.values()] if given.servers else ["", tcp]
+        members = given.members(ways)
         job = TrainerJob(endpoint, folder / "logs", members, given.batch_size, 7, given.think)
         short_work = Work(
             endpoint, folder / "short-lived", given.batch_size, 7, daemon_may_die=True
         )
         storm = Storm(made, job, short_work, Random(given.seed), given.gap)
         storm.inject_all(given.faults)
+        storm.run_until(time.monotonic() + given.seconds)
         epochs = storm.finish()
         injected_s = made.age_s
         other = DaemonProcess(folder / "undisturbed", made.store, given.mem, other_tcp)
-        counted = check(storm, given.members(other_tcp), other, epochs)
+        counted = check(storm, given.members(["", other_tcp]), other, epochs)
     line = stamped(
-        "storm of faults", seed=given.seed, plan=given.plan, tcp=given.tcp, mem=given.mem,
+        "storm of faults", seed=given.seed, plan=given.plan, tcp=given.tcp, servers=given.servers,
+        mem=given.mem,
         times=given.times, trainers=len(members), short_lived=made.counts["short_lived"],
         faults=dict(storm.faults), starts=storm.starts.total(), seconds=round(injected_s, 1),
         **counted, holds=True,

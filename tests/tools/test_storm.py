@@ -24,6 +24,16 @@ def test_a_small_storm_holds(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["lines"]
 
 
+def test_a_small_storm_over_daemons_with_parts_holds(tmp_path):
+    words = ["--faults", "3", "--seed", "2", "--gap", "0.2", "--think", "0.005", "--times", "1"]
+    line = storm.main([*words, "--servers", "2", "--trainers", "2", "--folder", str(tmp_path)])
+    assert line["holds"]
+    assert sum(line["faults"].values()) == 3
+    assert {kind.split()[1] for kind in line["faults"]} == {"daemon"}
+    assert line["consumed"] >= line["steps"] > 0
+    assert line["rows_of_peers"] > 0
+
+
 def test_runs_that_go_on_from_saved_states_hold():
     check_history(0, [run((0, -1), 0, 5)], ORDER)
     check_history(0, [run((0, -1), 0, 3), run((0, 1), 2, 4), run((1, 1), 5, 5)], ORDER)

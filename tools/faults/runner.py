@@ -2,7 +2,9 @@
 
 What all fault tools check when all clients have gone (`Scene.finish`): the daemon's ledger, slots
 and descriptors are what they were before any session, its log tells of no error, it ends with exit
-code 0, and no file is left beside its socket.
+code 0, and no file is left beside its socket.  With `servers` there are as many daemons, each with
+its part of the store, and all of this holds for each, but for descriptors: connections to peers
+stay.
 """
 
 import json
@@ -15,8 +17,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,16 +26,18 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from blockstore.make_part import make_part, plan_part
 from blockstore.owners import write_owners
 from blockstore.store import open_store
 from blockstore.units import parse_bytes
 from loaderd.api.endpoint import parse_endpoint
 from loaderd.api.errors import DaemonError
 from loaderd.api.protocol import StatusReply
+from loaderd.server.peer_answers import peers_bytes
 from loaderd.server.transport import ask_status
 from preprocess.pipeline.progress import Progress
 from preprocess.sources.generate import GraphRecipe, generate
-from tools.bench.setup import command
+from tools.bench.setup import command, free_port
 from tools.command import byte_size
 from tools.faults.growth import ProcessSample, sample
 from tools.faults.trainers import OWNERS, open_files
@@ -44,6 +48,8 @@ DEGREE, HOPS = 8, 2
 _SEEDS, _VALID, _TEST = 2_000, 0.1, 0.1  # training nodes; shares of the nodes
 SETTLE_S = 30.0
 END_S = 120.0
+PARTS = "parts"  # an owner map: who has which rows if there are several daemons
+BESIDE_MEM = 256 << 20  # bytes that a daemon may hold beside --mem
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,17 @@ class SceneOptions:
     batch_size: int = 32
     folder: Annotated[Path | None, "for everything; else a temporary one"] = None
     out: Annotated[Path | None, "append the line of JSON"] = None
+
+
+def make_parts(store: Path, servers: int) -> list[Path]:
+    """Beside the store, each with the rows of adjacent nodes."""
+    whole = open_store(store)
+    nodes = whole.manifest.types[0].num_nodes
+    write_owners(whole, PARTS, np.arange(nodes) * servers // nodes, servers, {})
+    found = [store.with_name(f"part-{server}") for server in range(servers)]
+    for server, path in enumerate(found):
+        make_part(whole, path, plan_part(whole, PARTS, server), lambda _: None)
+    return found
 
 
 def make_store(folder: Path, num_bytes: int = 0, times: bool = False) -> Path:
@@ -105,7 +122,13 @@ class DaemonProcess:
     """A daemon that may be killed and started again."""
 
     def __init__(
-        self, folder: Path, store: Path, mem: str, tcp: str = "", limits: ControlGroup | None = None
+        self,
+        folder: Path,
+        store: Path,
+        mem: str,
+        tcp: str = "",
+        limits: ControlGroup | None = None,
+        options: Sequence[str] = (),
     ) -> None:
         """`folder` is made, for its socket; `tcp` is where it listens too; `limits` hold it."""
         notes = folder.with_name(f"{folder.name}-notes")
@@ -114,9 +137,10 @@ class DaemonProcess:
         self.endpoint = f"ipc://{folder}/d"
         self.log = notes / "log"  # of one name: descriptors of two daemons are compared by names
         words = [sys.executable, "-m", "loaderd", "serve", str(store), "--endpoint", self.endpoint]
-        self._words = [*words, "--mem", mem, "--workers", "2", *(("--listen", tcp) if tcp else ())]
+        words += ["--mem", mem, "--workers", "2", *(("--listen", tcp) if tcp else ()), *options]
+        self._words, self._most_bytes = words, parse_bytes(mem) + BESIDE_MEM
         self._join = limits.join if limits else None
-        self.told_to_end = False
+        self.told_to_end, self.peak_bytes = False, 0
         self.start()
 
     def start(self) -> None:
@@ -138,8 +162,21 @@ class DaemonProcess:
 
     def kill(self) -> None:
         """SIGKILL; it is gone at the end."""
+        if self.process.poll() is None:
+            self.check_memory()
         self.process.kill()
         self.process.wait()
+
+    def check_memory(self) -> None:
+        """Raises SystemExit: it has held more than it may, at any time since it was started."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        if found := re.search(r"VmHWM:\s+(\d+) kB", text):  # none of one that is just ending
+            self.peak_bytes = max(self.peak_bytes, int(found[1]) << 10)
+        if self.peak_bytes > self._most_bytes:
+            raise SystemExit(
+                f"{self.endpoint}: held {self.peak_bytes:,} bytes, expected at most "
+                f"{self._most_bytes:,}"
+            )
 
     def last_line(self) -> str:
         return "".join(self.log.read_text(errors="replace").splitlines()[-1:])
@@ -162,11 +199,18 @@ class DaemonProcess:
         raise SystemExit(f"{self.endpoint}: found {found} after {SETTLE_S:g} s, expected {what}")
 
     def finish(self, before: HeldResources) -> dict[str, int]:
-        """End it; returns its counters.  Raises SystemExit: something does not hold."""
-        counters = self.status(
-            lambda reply: not reply.sessions and HeldResources.of(reply) == before,
-            f"what it held before any session, {before}",
-        ).counters
+        """End it; returns its counters.  Raises SystemExit: something does not hold.
+
+        before   without descriptors these are not compared
+        """
+
+        def holds(reply: StatusReply) -> bool:
+            held = HeldResources.of(reply)
+            held = held if before.files else held._replace(files={})
+            return not reply.sessions and held == before
+
+        counters = self.status(holds, f"what it held before any session, {before}").counters
+        self.check_memory()
         self.process.terminate()
         code = self.process.wait(SETTLE_S)
         left = sorted(p.name for p in parse_endpoint(self.endpoint).path.parent.iterdir())
@@ -190,6 +234,14 @@ class Scene:
     series: dict[str, list[ProcessSample]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     begun: float = field(default_factory=time.monotonic)
+    # those that have the other parts, and what they held before any session
+    others: list[tuple[DaemonProcess, HeldResources]] = field(default_factory=list)
+
+    @property
+    def daemons(self) -> dict[str, DaemonProcess]:
+        """By their names."""
+        more = {f"daemon {i}": daemon for i, (daemon, _) in enumerate(self.others, 1)}
+        return {"daemon": self.daemon, **more}
 
     @property
     def age_s(self) -> float:
@@ -209,9 +261,9 @@ class Scene:
             process.close()
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """To the daemon, or to a process, if it is there."""
-        if name == "daemon":
-            self.daemon.process.send_signal(number)
+        """To a daemon, or to a process, if it is there."""
+        if name in self.daemons:
+            self.daemons[name].process.send_signal(number)
         elif name in self.processes:
             pid = self.processes[name].pid
             assert pid is not None
@@ -249,13 +301,31 @@ class Scene:
             self.counts.update(json.loads(path.read_text()))
 
     def finish(self) -> dict[str, int]:
-        """All that must hold at the end; the daemon's counters.  Raises SystemExit."""
-        return self.daemon.finish(self.before)
+        """All that must hold at the end; counters of all daemons.  Raises SystemExit."""
+        counts = Counter(self.daemon.finish(self.before))
+        for daemon, before in self.others:
+            counts.update(daemon.finish(before))
+        return dict(counts)
 
     def close(self) -> None:
         for name in list(self.processes):
             self.kill(name)
-        self.daemon.kill()
+        for daemon in self.daemons.values():
+            daemon.kill()
+
+
+def start_parts(folder: Path, store: Path, mem: str, servers: int) -> list[DaemonProcess]:
+    """Daemons that are each other's peers, each with `mem` beside what peers take."""
+    parts = make_parts(store, servers)
+    places = [f"tcp://127.0.0.1:{free_port()}" for _ in parts]
+    lines = folder / "peers"
+    lines.write_text("".join(f"{server} {place}\n" for server, place in enumerate(places)))
+    found: list[DaemonProcess] = []
+    for server, (part, place) in enumerate(zip(parts, places, strict=True)):
+        own = str(parse_bytes(mem) + peers_bytes([open_store(part)]))
+        words = ("--peers", str(lines))
+        found.append(DaemonProcess(folder / f"run-{server}", part, own, place, options=words))
+    return found
 
 
 @contextmanager
@@ -264,10 +334,12 @@ def scene(
     store_bytes: int | None = None,
     tcp: str = "",
     limits: ControlGroup | None = None,
+    servers: int = 0,
 ) -> Iterator[Scene]:
     """Made in a folder of its own; everything has gone at the end.
 
-    limits   of the daemon; the edges of the store have times then
+    limits    of the daemon; the edges of the store have times then
+    servers   so many daemons with parts of the store; 0: one with all of it
     """
     if options.folder is not None:
         options.folder.mkdir(parents=True, exist_ok=True)
@@ -276,14 +348,18 @@ def scene(
         default = int(options.times * parse_bytes(options.mem))
         size = default if store_bytes is None else store_bytes
         store = make_store(folder, size, times=limits is not None)
-        daemon = DaemonProcess(folder / "run", store, options.mem, tcp, limits)
         CONTEXT.set_forkserver_preload(["tools.faults.trainers"])
-        try:
-            made = Scene(folder, store, daemon, HeldResources.of(daemon.status()))
-        except BaseException:
-            daemon.kill()
-            raise
-        try:
+        with ExitStack() as stack:
+            if servers:
+                daemons = start_parts(folder, store, options.mem, servers)
+            else:
+                daemons = [DaemonProcess(folder / "run", store, options.mem, tcp, limits)]
+            for daemon in daemons:
+                stack.callback(daemon.kill)
+            held = [HeldResources.of(daemon.status()) for daemon in daemons]
+            if servers:
+                held = [one._replace(files={}) for one in held]
+            made = Scene(folder, store, daemons[0], held[0])
+            made.others += zip(daemons[1:], held[1:], strict=True)
+            stack.callback(made.close)
             yield made
-        finally:
-            made.close()
