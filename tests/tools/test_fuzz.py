@@ -9,10 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockstore.store import open_store
+from loaderd.api.peers import PeerAddresses
 from loaderd.api.protocol import Attach, Detach, Start, StatusRequest, decode_client, encode
+from loaderd.api.tcp import parse_tcp
 from tests.daemons import daemon
 from tests.graphs import make_csc
 from tests.loaderd.harness import Shell
+from tests.loaderd.parts import make_parts, partition_owners, write_whole
+from tests.loaderd.threaded import serving
+from tests.remotes import free_address
 from tests.stores import write_store
 from tools.fuzz import frames as fuzz_frames
 from tools.fuzz.frames import (
@@ -122,6 +127,27 @@ def test_a_daemon_takes_anything_and_a_trainer_beside_it_sees_nothing(store, man
         )
         attacker.close()
         data.close()
+
+
+def test_a_part_takes_anything_from_its_peers(tmp_path, monkeypatch):
+    monkeypatch.setattr(fuzz_frames, "EVERY", 10)
+    monkeypatch.setattr(fuzz_frames, "LIFE", 30)  # ids that are wrong end what a peer is given
+    path = write_whole(tmp_path / "store")
+    parts = make_parts(path, tmp_path / "m", partition_owners(open_store(path), 2), 2)
+    part, address, random = open_store(parts[0]), free_address(), Random(4)
+    peers = PeerAddresses({1: (parse_tcp(free_address()),)}, 0.5)
+    asked = [join(f) for f in base_messages() if b"rows-wanted" in f[0]]
+    assert len(asked) == 1
+    with serving(parts[0], tmp_path, 4 << 20, peers=peers, listen=address) as (_, service):
+        attacker = Attacker(address, part.manifest, 0, random, part.part)
+        attacker.send(asked[0])
+        for _ in range(300):
+            attacker.send(spoil(random.choice(asked), random))
+        attacker.check()
+        assert {"rows-given", "BadMessage", "Refused", "status-reply"} <= set(attacker.replies)
+        assert attacker.noise > 0
+        attacker.close()
+        assert service.status()[2]["peer_rows_asked"] == 0
 
 
 def test_an_answer_that_is_missing_is_seen(tmp_path, manifest, monkeypatch):

@@ -140,6 +140,7 @@ class DaemonProcess:
         words += ["--mem", mem, "--workers", "2", *(("--listen", tcp) if tcp else ()), *options]
         self._words, self._most_bytes = words, parse_bytes(mem) + BESIDE_MEM
         self._join = limits.join if limits else None
+        self.store, self.tcp = store, tcp
         self.told_to_end, self.peak_bytes = False, 0
         self.start()
 

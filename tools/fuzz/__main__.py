@@ -54,6 +54,9 @@ class FrameFuzzOptions(SceneOptions):
     mem: str = "64M"
     batch_size: int = 128
     every: Annotated[float, "seconds between two samples"] = 1.0
+    peers: Annotated[bool, "over tcp, to a daemon with a part of the store, as its peer too"] = (
+        False
+    )
     any_growth: Annotated[bool, "a short run is all warm-up"] = False
 
 
@@ -96,9 +99,14 @@ def attach_trainer(made: Scene, work: Work, stop: Any) -> int:
 
 def send_all(given: FrameFuzzOptions, made: Scene, victim: int) -> dict[str, Any]:
     """Spoil and send messages; what was sent.  Raises SystemExit: a defect."""
-    random, manifest = Random(given.seed), open_store(made.store).manifest
+    random, daemon = Random(given.seed), made.daemon
+    part = open_store(daemon.store).part
+    manifest, place = (
+        open_store(made.store).manifest,
+        daemon.tcp if given.peers else daemon.endpoint,
+    )
     corpus, seen = [join(message) for message in base_messages()], Coverage()
-    attacker = Attacker(made.daemon.endpoint, manifest, victim, random)
+    attacker = Attacker(place, manifest, victim, random, part)
 
     def figures() -> dict[str, Any]:
         return {
@@ -136,7 +144,7 @@ def judged(samples: list[ProcessSample], any_growth: bool) -> list[Growth]:
 def main(words: Sequence[str]) -> dict[str, Any]:
     """Run it; returns what is printed.  Raises SystemExit: something does not hold."""
     given = parse(FrameFuzzOptions, words)
-    with scene(given, store_bytes=0) as made:
+    with scene(given, store_bytes=0, servers=2 * given.peers) as made:
         pid = made.daemon.process.pid
         threads, stop = sample(pid, 0.0).threads, CONTEXT.Event()
         (made.folder / "counts").mkdir()
@@ -151,7 +159,7 @@ def main(words: Sequence[str]) -> dict[str, Any]:
         counters, log_bytes = made.finish(), made.daemon.log.stat().st_size
     grown = judged(made.series["daemon"], given.any_growth)
     line = stamped(
-        "fuzz", seed=given.seed, seconds=round(made.age_s, 1), **figures,
+        "fuzz", seed=given.seed, peers=given.peers, seconds=round(made.age_s, 1), **figures,
         beside=made.counts["minibatch batches"],
         refused=counters["requests_refused"] + counters["sessions_refused"],
         attached=counters["sessions_attached"], log_bytes=log_bytes,

@@ -5,6 +5,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,7 +14,8 @@ import msgspec
 import zmq
 
 from blockstore.format import Manifest
-from loaderd.api.endpoint import parse_endpoint
+from blockstore.part import StorePart
+from loaderd.api.endpoint import Endpoint
 from loaderd.api.errors import BadMessage, Refused
 from loaderd.api.protocol import (
     Attach,
@@ -27,6 +29,7 @@ from loaderd.api.protocol import (
     Ids,
     Message,
     Release,
+    RowsWanted,
     Start,
     StatusRequest,
     Taken,
@@ -35,15 +38,19 @@ from loaderd.api.protocol import (
     decode_daemon,
     encode,
 )
-from loaderd.api.requests import check_attach, check_start
+from loaderd.api.requests import check_attach, check_rows, check_start
+from loaderd.api.tcp import TcpAddress
+from loaderd.server.transport import parse_either
 from loaderd.sessions.resolve import resolve
 
 # stand for numbers that only a connection knows; each is nine bytes on the wire
 TOKEN, SESSION, VICTIM = 0x7E57_0000_0001, 0x7E57_0000_0002, 0x7E57_0000_0003
 _PLACES = tuple(msgspec.msgpack.encode(n) for n in (TOKEN, SESSION, VICTIM))
+FINGERPRINT, DIGEST = "F" * 32, "D" * 32  # of a part, which only its peers know
 _CUT = b"\xc1\xc1CUT"  # 0xc1 is in no MessagePack
 MOST_FRAMES = 4
 _IDS = b"".join(n.to_bytes(8, "little", signed=True) for n in (5, 3, 5, -1, 1 << 40))
+_ROWS = b"".join(n.to_bytes(8, "little") for n in (1, 2, 700, 701))
 
 _NUMBERS = (
     0, 1, 2, -1, 3, 7, 50, 255, 256, 1000, 1 << 16, (1 << 16) + 1, 1 << 24, (1 << 24) + 1,
@@ -87,6 +94,14 @@ def base_messages() -> list[list[bytes]]:
         StatusRequest(request=9),
         Hello(request=10),  # these are for tcp
         Heartbeat(token=TOKEN),
+        RowsWanted(
+            request=11,
+            fingerprint=FINGERPRINT,
+            digest=DIGEST,
+            server=1,
+            array="nodes/node/features/x",
+            ids=_ROWS,
+        ),
         Taken(session=SESSION, run=1, num_bytes=1 << 40),
         Taken(session=VICTIM, run=1, num_bytes=1 << 62),
     ]
@@ -181,6 +196,10 @@ def _like(value: Any, random: Random) -> Any:
             return random.choice(_WORDS)
         case list():
             return [_like(v, random) for v in value] * random.choice((1, 1, 2, 9, 0))
+        case bytes() if random.random() < 0.7:  # numbers in another order, others, more or fewer
+            numbers = [value[at : at + 8] for at in range(0, len(value), 8)]
+            spoilt = random.choices([*numbers, random.randbytes(8)], k=random.randrange(6))
+            return b"".join(spoilt if random.random() < 0.5 else sorted(set(spoilt)))
         case _:
             return _value(random, 2)
 
@@ -229,12 +248,26 @@ def verdict(frames: Sequence[bytes], manifest: Manifest) -> str:
                 return "unexpected"
             case Start():
                 check_start(message)
+            case RowsWanted():  # of as many rows as may be
+                check_rows(message, 0, 1 << 32, 1)
+                return "unexpected"
             case Attach():
                 check_attach(message)
                 resolve(manifest, message, "all", max(1, message.ids))
+    except BadMessage:
+        return "unexpected"
     except Refused:
         return "?"
     return "?"
+
+
+def take_part(frames: Sequence[bytes], part: StorePart) -> list[bytes]:
+    """With what only the peers of a part know."""
+    known = ((FINGERPRINT, part.fingerprint), (DIGEST, part.digest))
+    found = list(frames)
+    for place, text in known:
+        found = [frame.replace(place.encode(), text.encode()) for frame in found]
+    return found
 
 
 ANSWER_S = 120.0
@@ -253,10 +286,17 @@ class Defect(Exception):
 class Attacker:
     """Connections one after the other, each with a token and a session of its own."""
 
-    def __init__(self, endpoint: str, manifest: Manifest, victim: int, random: Random) -> None:
-        """`victim`: a session of somebody else's."""
-        self._endpoint, self._manifest, self._victim = parse_endpoint(endpoint), manifest, victim
-        self._random = random
+    def __init__(
+        self,
+        endpoint: str,
+        manifest: Manifest,
+        victim: int,
+        random: Random,
+        part: StorePart | None = None,
+    ) -> None:
+        """`victim`: a session of somebody else's; `part`: what the daemon serves to its peers."""
+        self._endpoint, self._manifest, self._victim = parse_either(endpoint), manifest, victim
+        self._random, self._part = random, part
         self._context = zmq.Context()
         self._nonce = _NONCE
         self.sent = 0
@@ -268,6 +308,8 @@ class Attacker:
     def send(self, data: bytes) -> None:
         """One message, of an input's frames.  Raises Defect."""
         frames = bind(split(data), self._token, self._session, self._victim)
+        if self._part is not None:
+            frames = take_part(frames, self._part)
         self._expected[verdict(frames, self._manifest)] += 1
         self._dealer.send_multipart(frames)
         self.sent += 1
@@ -305,24 +347,29 @@ class Attacker:
     def close_connection(self) -> None:
         """The daemon ends what was attached."""
         self._dealer.close(0)
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
 
     def _connect(self) -> None:
         self._expected: Counter[str] = Counter()
         self._found: Counter[str] = Counter()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.settimeout(ANSWER_S)
-        self._listener.connect(str(self._endpoint.door))
-        welcome = decode_daemon(self._listener.recv(1 << 16))  # its descriptor is let go
-        if not isinstance(welcome, Welcome):
-            raise Defect(f"the listener greets with {welcome}")
-        self._token = welcome.token
+        self._listener: socket.socket | None = None
+        if isinstance(self._endpoint, Endpoint):
+            self._listener = _open_socket(self._endpoint.door, socket.SOCK_SEQPACKET)
         self._dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         milliseconds = int(ANSWER_S * 1000)
         options = {zmq.LINGER: 0, zmq.RCVHWM: 0, zmq.RCVTIMEO: milliseconds}
         for option, value in (options | {zmq.SNDTIMEO: milliseconds}).items():
             self._dealer.setsockopt(option, value)
         self._dealer.connect(str(self._endpoint))
+        if self._listener is None:
+            self._dealer.send(encode(Hello(request=98)))
+            welcome = self._receive()
+        else:
+            welcome = decode_daemon(self._listener.recv(1 << 16))  # its descriptor is let go
+        if not isinstance(welcome, Welcome):
+            raise Defect(f"the daemon greets with {welcome}")
+        self._token = welcome.token
         self._session = self._attach()
 
     def _attach(self) -> int:
@@ -343,7 +390,7 @@ class Attacker:
 
     def _receive(self) -> DaemonMessage:
         try:
-            message: DaemonMessage = decode_daemon(self._dealer.recv())
+            message: DaemonMessage = decode_daemon(self._dealer.recv_multipart()[0])
         except zmq.Again:
             raise Defect(f"no answer within {ANSWER_S:g} s") from None
         except BadMessage as error:
@@ -355,25 +402,31 @@ class Attacker:
 
     def _make_noise(self, data: bytes) -> None:
         """Bytes for the sockets' own protocols, and packets at the listener's socket."""
-        self._listener.send(data[:4096] or b"\0")
-        for path, kind in (
-            (self._endpoint.path, socket.SOCK_STREAM),
-            (self._endpoint.path, socket.SOCK_STREAM),
-            (self._endpoint.door, socket.SOCK_SEQPACKET),
-        ):
+        if self._listener is not None:
+            self._listener.send(data[:4096] or b"\0")
+        for place, kind in _ports(self._endpoint):
             noise = self._random.choice((b"", _GREETING, _GREETING[: self._random.randrange(64)]))
-            _connect(path, kind, noise + data[:4096] + self._random.randbytes(16))
+            with _open_socket(place, kind) as connection, suppress(OSError):  # or closed already
+                connection.sendall(noise + data[:4096] + self._random.randbytes(16))
             self.noise += 1
 
 
-def _connect(path: Path, kind: int, noise: bytes) -> None:
-    with socket.socket(socket.AF_UNIX, kind) as connection:
-        connection.settimeout(ANSWER_S)
-        connection.connect(str(path))
-        try:
-            connection.sendall(noise)
-        except OSError:  # the connection was closed already
-            return
+def _ports(endpoint: Endpoint | TcpAddress) -> list[tuple[Path | TcpAddress, int]]:
+    """Sockets that anybody may connect to, and of what kind they are."""
+    if isinstance(endpoint, TcpAddress):
+        return [(endpoint, socket.SOCK_STREAM)]
+    stream = endpoint.path, socket.SOCK_STREAM
+    return [stream, stream, (endpoint.door, socket.SOCK_SEQPACKET)]
+
+
+def _open_socket(place: Path | TcpAddress, kind: int) -> socket.socket:
+    """A connection to it."""
+    if isinstance(place, TcpAddress):
+        return socket.create_connection((place.host, place.port), ANSWER_S)
+    connection = socket.socket(socket.AF_UNIX, kind)
+    connection.settimeout(ANSWER_S)
+    connection.connect(str(place))
+    return connection
 
 
 def _kind(message: Message) -> str:
