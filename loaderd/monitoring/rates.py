@@ -57,6 +57,8 @@ class Rates(msgspec.Struct, frozen=True):
     starved: float | None
     limit: str
     sessions: tuple[SessionRates, ...] = ()
+    from_peers_s: float | None = None  # bytes of rows; None: it has the whole store
+    to_peers_s: float | None = None
 
 
 def compare(before: StatusSample, after: StatusSample) -> Rates:
@@ -88,6 +90,8 @@ def compare(before: StatusSample, after: StatusSample) -> Rates:
         starved=starved,
         limit=_limit(starved, slowest),
         sessions=sessions,
+        from_peers_s=rate("peer_bytes_asked") if "peer_requests" in new else None,
+        to_peers_s=rate("peer_bytes_given") if "peer_requests" in new else None,
     )
 
 

@@ -64,6 +64,11 @@ def _tiles(rates: Rates, width: int) -> Table:
         ("row hits", percent(rates.row_hit), ""),
         ("limits", rates.limit, _COLORS.get(rates.limit, "bold yellow")),
     ]
+    if rates.from_peers_s is not None and rates.to_peers_s is not None:
+        tiles[3:3] = [
+            ("peers in", decimal(rates.from_peers_s), ""),
+            ("peers out", decimal(rates.to_peers_s), ""),
+        ]
     if width >= _WIDE:
         tiles[2:2] = [
             ("rows/s", f"{rates.rows_s:,.0f}", ""),

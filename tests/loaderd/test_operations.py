@@ -194,6 +194,16 @@ def test_top_says_whose_sessions_are_of_several_stores():
     assert line.split()[1:4] == ["3", "store", "minibatch"]
 
 
+@pytest.mark.parametrize("part", [False, True])
+def test_top_says_what_peers_gave_to_a_daemon_with_a_part(part):
+    before, console = status(), Console(width=120, record=True, file=io.StringIO())
+    more = {"peer_requests": 9} if part else {}
+    after = later(before, 1.0, peer_bytes_asked=1_250_000, peer_bytes_given=7, **more)
+    console.print(frame(compare(StatusSample(0, before), StatusSample(1, after)), after, 120))
+    text = console.export_text()
+    assert ("peers in" in text, "peers out" in text, "1.25 MB" in text) == (part,) * 3
+
+
 def test_rates_are_decimal():
     assert [decimal(n) for n in (0, 999, 1250, 2.5e9, 3e12)] == [
         "0 B", "999 B", "1.25 KB", "2.5 GB", "3e+03 GB",

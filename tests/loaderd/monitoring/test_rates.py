@@ -21,6 +21,13 @@ def test_rates_are_differences_by_the_time_between():
     assert (r.num_sessions, r.in_flight) == (1, 4)
 
 
+def test_bytes_of_peers_are_there_for_parts_alone():
+    r = rates(2.0, peer_requests=0, peer_bytes_asked=3_000_000, peer_bytes_given=1_000)
+    assert (r.from_peers_s, r.to_peers_s) == (1_500_000, 500)
+    r = rates(2.0, peer_bytes_given=0)  # whoever listens counts what it gives
+    assert (r.from_peers_s, r.to_peers_s) == (None, None)
+
+
 def test_a_counter_that_has_shrunk_counts_as_nothing():
     assert rates(1.0, batches=-50).batches_s == 0
 
