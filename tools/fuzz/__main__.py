@@ -146,9 +146,14 @@ def main(words: Sequence[str]) -> dict[str, Any]:
     given = parse(FrameFuzzOptions, words)
     with scene(given, store_bytes=0, servers=2 * given.peers) as made:
         pid = made.daemon.process.pid
-        threads, stop = sample(pid, 0.0).threads, CONTEXT.Event()
         (made.folder / "counts").mkdir()
         work = Work(made.daemon.endpoint, made.folder / "counts", given.batch_size, 3)
+        stop = CONTEXT.Event()
+        if given.peers:  # the first that reads by tcp, and what it needs of peers, begin threads
+            with closing(work._replace(endpoint=made.daemon.tcp).dataset("minibatch")) as data:
+                next(iter(data))
+            made.daemon.status(lambda reply: not reply.sessions, "no session")
+        threads = sample(pid, 0.0).threads
         figures = send_all(given, made, attach_trainer(made, work, stop))
         stop.set()
         made.join(BESIDE)
