@@ -154,7 +154,9 @@ def _cut_areas(size: int, slot_bytes: int, need: SessionNeed, estimate: Estimate
         chunk, number = size, 2
         scratch = -(-max(size * scratch, estimate.least_scratch) // slot_bytes)
     else:
-        chunk = -(-size // _CHUNKS)
+        # an area has room for the worst batch there may be: so it may hold several usual ones
+        usual = need.structure * slot_bytes // max(1, one)
+        chunk = min(size, max(-(-size // _CHUNKS), usual))
         number = 2 * -(-size // chunk) + 1
     return _Areas(chunk, number, max(need.structure, -(-chunk * one // slot_bytes)), scratch)
 

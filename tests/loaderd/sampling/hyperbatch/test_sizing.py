@@ -43,6 +43,16 @@ def test_a_cut_takes_no_more_than_there_is(room, together, asked):
     assert cut.shares or together  # with the graph in memory nothing else is gained
 
 
+def test_areas_that_hold_the_worst_batch_hold_several_usual_ones():
+    """Else most of the memory of small hyperbatches would be room that nothing takes."""
+    usual, need = 2 << 20, NEED._replace(structure=9)
+    wanted = tuple(spread(n, region_rows(rows_by_type(SERVED)[0]).size) for n in (90_000, 150_000))
+    cut = cut_hyper(160, FILES, need, Estimate(100, 1 << 20, usual, 90_000, 0, 1 << 20, wanted),
+                    8, 4, 5)  # fmt: skip
+    assert cut is not None
+    assert (cut.size, cut.area, cut.chunk, cut.areas) == (5, 9, 4, 5)
+
+
 SLOT = 400_000  # nothing is left over of one
 A, B = TypeRows(0, 1000, (0,), (400,)), TypeRows(1000, 3000, (1, 2), (50, 50))
 
