@@ -68,7 +68,7 @@ def _check_owners(settings: Settings) -> None:
     if split + home != bool(settings.owners) or home != bool(settings.placement):
         raise ValueError(
             f"{found}, placement {settings.placement!r}: expected owners with either plan 'split' "
-            "or placement 'home', and none without; give --plan split --owners NAME"
+            "or placement 'home', and none without; give --owners NAME with one of them, or neither"
         )
     usual = Settings("")
     own = [name for name in HOME_ONLY if getattr(settings, name) != getattr(usual, name)]

@@ -19,7 +19,7 @@ from blockstore.part import Holes
 from blockstore.store import BlockedFile, corrupt_page
 
 
-class RowSource(Protocol):
+class RemoteRows(Protocol):
     """Where rows come from that other servers have."""
 
     def put(self, task: Task) -> None:
@@ -100,7 +100,7 @@ def split_pieces(
 
 
 def bring(
-    source: RowSource,
+    source: RemoteRows,
     file: BlockedFile,
     away: Away,
     memory: NDArray[np.uint8],

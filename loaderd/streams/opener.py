@@ -203,9 +203,9 @@ class StreamOpener:
             if smaller is not None:
                 self._registry.put_up(group, smaller)
                 for cursor in cursors:
-                    if not cursor.active and smaller.has_room(cursor.rank):
+                    if not cursor.active and smaller.has_room(cursor.rank, cursor.number):
                         smaller.add(cursor)
-                for cursor in sorted(cursors, key=_position):
+                for cursor in sorted(cursors, key=lambda c: c.position):
                     if cursor.active and smaller.can_join(cursor):
                         self._registry.move(cursor, smaller)
                         smaller.join(cursor)
@@ -222,7 +222,7 @@ class StreamOpener:
 
     def _find_places(self, cursors: list[Cursor]) -> None:
         """For those of an ended stream who want batches, the slowest first."""
-        for cursor in sorted(cursors, key=_position):
+        for cursor in sorted(cursors, key=lambda c: c.position):
             if cursor.active and not self._registry.place(cursor):
                 self.want(cursor, again=True)
 
@@ -252,7 +252,9 @@ class StreamOpener:
         try:
             with self.opening:
                 order = group.order._replace(epoch=cursor.epoch)
-                stream = self.open_stream(group.key, order, not again)
+                # who reads the others of its job may have to wait for it, and would release nothing
+                cut = not again and not (group.key.in_step and group.streams)
+                stream = self.open_stream(group.key, order, cut)
         except ShuttingDown:
             return
         except Refused:
@@ -304,7 +306,3 @@ class StreamOpener:
                     run=cursor.run, step=cursor.step // cursor.world,
                 ),
             )  # fmt: skip
-
-
-def _position(cursor: Cursor) -> tuple[int, int]:
-    return cursor.epoch, cursor.step

@@ -81,6 +81,7 @@ class StreamGroup:
     order: StreamRequest
     attached: Attached  # of the first stream, in steps
     streams: list[Stream] = field(default_factory=list)
+    cursors: dict[int, Cursor] = field(default_factory=dict)  # of all its sessions, by number
 
 
 class StreamRegistry:
@@ -116,6 +117,8 @@ class StreamRegistry:
     def put_up(self, group: StreamGroup, stream: Stream) -> None:
         self.streams[stream] = group
         group.streams.append(stream)
+        if stream.world > 1:
+            stream.job = group.cursors
 
     def end(self, stream: Stream) -> None:
         """A stream ends; nothing of it is leased, and whoever reads it has to find another one."""
@@ -133,15 +136,15 @@ class StreamRegistry:
         """End a stream that nobody reads, after what is leased of it has been released."""
         if stream in self.streams and not stream.cursors:
             group = self.streams[stream]
-            if stream in group.streams:
+            # ranks that were parted from it come back, if there is no memory for another one
+            if stream in group.streams and not stream.job:
                 group.streams.remove(stream)
             if not stream.leased:
                 self.end(stream)
 
     def forget_group(self, group: StreamGroup) -> None:
         """Nothing is kept of parameters that nobody uses."""
-        used = any(g is group for _, g in self.sessions.values())
-        if not used and group not in self.streams.values():
+        if not group.cursors and group not in self.streams.values():
             self.groups.pop(group.key, None)
 
     def fair_share(self, more: int = 0) -> int:
@@ -169,6 +172,7 @@ class StreamRegistry:
         if stream not in self.streams:
             self.put_up(group, stream)
         self.sessions[cursor.number] = cursor, group
+        group.cursors[cursor.number] = cursor
         stream.add(cursor)
 
     def place(self, cursor: Cursor) -> bool:
@@ -187,18 +191,23 @@ class StreamRegistry:
             others = any(c is not cursor for c in stream.live)
             here = stream is cursor.stream or not others
             large = not stream.share or 0 < fair < 2 * stream.share
+            # a rank without one may need memory that the others hold until it has its batch
+            large |= stream.world > 1 and len(self.streams[stream].streams) > 1
             if here and large and stream.can_begin(cursor):
                 self.move(cursor, stream)
-                self._gather(stream, cursor)
+                self._gather(stream)
                 cursor.waits = False
                 stream.begin(cursor)
+                for rank in [c for c in stream.job.values() if c.waits]:
+                    self.place(rank)  # it may have asked for this run before
                 return True
         return False
 
     def _near(self, cursor: Cursor) -> list[Stream]:
         """Streams that it may read, its own first; of a job's those first that most ranks read."""
         group = self.sessions[cursor.number][1]
-        found = [s for s in group.streams if s is cursor.stream or s.has_room(cursor.rank)]
+        at, number = cursor.stream, cursor.number
+        found = [s for s in group.streams if s is at or s.has_room(cursor.rank, number)]
         found = [s for s in found if s is not cursor.avoids and not s.closing]
 
         def rank(stream: Stream) -> tuple[int, bool]:
@@ -207,15 +216,13 @@ class StreamRegistry:
 
         return sorted(found, key=rank)
 
-    def _gather(self, stream: Stream, cursor: Cursor) -> None:
-        """Other ranks of the job that rest at streams of their own go along in the next run."""
-        if stream.world < 2:
-            return
-        for other in [s for s in self.streams[stream].streams if s is not stream]:
-            if not (other.closing or other.live or other.leased):
-                for rank in [c for c in other.cursors.values() if c is not cursor]:
-                    if stream.has_room(rank.rank):
-                        self.move(rank, stream)
+    def _gather(self, stream: Stream) -> None:
+        """Other ranks of the job that rest, here or there, go along in the next run."""
+        for rank in [c for c in stream.job.values() if c.stream is not stream]:
+            at = rank.stream
+            rests = not rank.active and (at is None or not (at.closing or at.live or at.leased))
+            if rests and stream.has_room(rank.rank, rank.number):
+                self.move(rank, stream)
 
     def move(self, cursor: Cursor, stream: Stream | None) -> None:
         if (old := cursor.stream) is stream:

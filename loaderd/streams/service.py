@@ -189,7 +189,7 @@ class StreamService(Closing):
             cursor.meter.end()
             add_counts(self._registry.times, cursor.meter.times())
             self._registry.give_back(cursor)
-            del self._registry.sessions[session]
+            del self._registry.sessions[session], group.cursors[session]
             self._registry.move(cursor, None)
             self._registry.forget_group(group)
 
@@ -360,8 +360,9 @@ class StragglerWatch:
             if slowest is not None and slowest not in hungry:
                 self._registry.leave(slowest, stream)
                 return
-            # others hold all that it can lend: those who have left it, or who are ahead
-            stream.stuck = slowest is None
+            # others hold all that it can lend: those who have left it, or who are ahead; a rank
+            # comes back if there is no memory for another stream
+            stream.stuck = slowest is None and not stream.job
             for cursor in hungry if slowest is None else [slowest]:
                 self._registry.move(cursor, None)
                 cursor.avoids = stream

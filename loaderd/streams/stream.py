@@ -10,20 +10,16 @@ positions, `step * world + rank`: a cursor goes from one position of its rank to
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
-
-from msgspec import structs
 
 from blockstore import concurrency
-from loaderd.api.protocol import BatchReady, ChunkReady, ErrorReply, Release, RowGroup, Skipped
+from loaderd.api.protocol import ErrorReply, Release, Skipped
 from loaderd.monitoring.meter import Meter
 from loaderd.plans.base import Wanted
 from loaderd.sessions.base import EngineSession, Out
+from loaderd.streams.pieces import CursorPosition, Piece, is_last, numbered
 
 AGAIN = 2  # times as many batches as can be leased are built again for one that comes late
 TURN = 64  # batches of a stream, before another one may have its memory
-Piece = BatchReady | ChunkReady | RowGroup
-Numbered = TypeVar("Numbered", bound=BatchReady | ChunkReady | RowGroup | Skipped | ErrorReply)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,19 +45,6 @@ class RingBatch:
         return any(cursor.held.get(self.step) is self for cursor in self.sent)
 
 
-@dataclass(slots=True)
-class CursorPosition:
-    """Where a cursor is in one run of a stream."""
-
-    run: int
-    next: int  # position that is sent next
-    stride: int
-    ask: int  # the first that may not be in the ring
-
-    def wants(self, run: int, step: int) -> bool:
-        return run == self.run and step >= self.next and (step - self.next) % self.stride == 0
-
-
 @dataclass(slots=True, eq=False)
 class Cursor:
     """One session as its client knows it: what it wants, and what it was sent."""
@@ -85,6 +68,13 @@ class Cursor:
     avoids: "Stream | None" = None  # the one that had nothing for it, while another is opened
     batches: int = 0
     meter: Meter = field(default_factory=Meter)
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Epoch and position that it wants next, or will want when it begins another run."""
+        if self.active:
+            return self.epoch, self.step
+        return (self.epoch + 1, 0) if self.run >= 0 else (-1, 0)
 
 
 class Stream:
@@ -118,6 +108,7 @@ class Stream:
         self.leased = 0  # batches that cursors hold, each counted
         self.releases = 0  # that cursors have sent so far, one for each row group
         self.cursors: dict[int, Cursor] = {}  # by number
+        self.job: dict[int, Cursor] = {}  # all sessions of a job whose ranks read this, by number
         self._ring: dict[tuple[int, int], RingBatch] = {}
         self._skips: dict[tuple[int, int], Skipped] = {}
 
@@ -178,7 +169,7 @@ class Stream:
             return
         batch.pieces.append(piece)
         batch.left.append(set(batch.wanted))
-        batch.whole = _is_last(piece)
+        batch.whole = is_last(piece)
         self.in_parts |= not batch.whole
         self.served += batch.whole
         if not batch.wanted:
@@ -186,7 +177,7 @@ class Stream:
             return
         if len(batch.pieces) > 1:
             for cursor in [c for c in batch.sent if c.held.get(batch.step) is batch]:
-                self._send_to(cursor, _numbered(piece, cursor, self.world))
+                self._send_to(cursor, numbered(piece, cursor.number, cursor.run, self.world))
 
     def _skip(self, message: Skipped) -> None:
         """It has one cursor: such streams are not shared."""
@@ -206,15 +197,16 @@ class Stream:
     def depth(self) -> int:
         return max(1, self.session.depth)
 
-    def has_room(self, rank: int = 0) -> bool:
-        """Whether one more can read it.
+    def has_room(self, rank: int = 0, number: int = 0) -> bool:
+        """Whether one more can read it; of a rank, and maybe a session that comes back.
 
         Not if batches come in parts: who holds the first part of one that it is not done with keeps
         the next from everybody, who cannot begin that batch again elsewhere.  Each rank of a job
         has another batch: with fewer at a time than ranks, they would wait for each other.
         """
         ranks = {rank, *(c.rank for c in self.cursors.values())}
-        several = len(ranks) == 1 or self.depth > len(ranks)
+        least = 1 if number in self.job else len(ranks)
+        several = len(ranks) == 1 or self.depth > least
         return several and not self.closing and not self.stuck and not self.in_parts
 
     def can_join(self, cursor: Cursor) -> bool:
@@ -227,10 +219,13 @@ class Stream:
         stride, depth = cursor.stride * self.world, self.depth
         place = self._position(cursor.step, stride)
         found = [b for b in self._ring.values() if place.wants(b.run, b.step)]
+        later = any(b.is_held and b.step > cursor.step for b in self._ring.values())
+        if self.world > 1 and later and cursor.stream not in (None, self):
+            return False  # it may need what the other ranks have the memory for, and has some
         if not all(b.untouched for b in found) or cursor.step > self.front + depth * stride:
             return False
         missing = len(range(cursor.step, self.front, stride)) - len(found)
-        coming = sum(not b.pieces for b in self._ring.values())
+        coming = 0 if self.world > 1 else sum(not b.pieces for b in self._ring.values())
         return missing <= 0 or (missing <= AGAIN * depth and coming <= depth)
 
     def join(self, cursor: Cursor) -> None:
@@ -274,9 +269,9 @@ class Stream:
             self._skips.clear()
             self.error = None
         self.run += 1
-        self.epoch, self.front = cursor.epoch, 0
         self.stuck, self.asked, self.served = False, 0, 0
-        self.first, stride = cursor.step // self.world * self.world, cursor.stride * self.world
+        self.epoch, stride = cursor.epoch, cursor.stride * self.world
+        self.first = self.front = cursor.step // self.world * self.world
         for other in self.cursors.values():
             other.expected = self._position(self.first + other.rank, stride)
         cursor.place, cursor.expected = self._position(cursor.step, stride), None
@@ -318,10 +313,10 @@ class Stream:
 
     @property
     def hungry(self) -> list[Cursor]:
-        """Those who have released all that was delivered, and wait for more."""
+        """Those who have released all that they were sent, and wait for more."""
         if self.error is not None or self.closing:
             return []
-        return [c for c in self.live if not c.held and self._ready(c) is None]
+        return [c for c in self.live if not c.held]
 
     def slowest(self) -> Cursor | None:
         """Who is furthest behind; None: nobody is behind another one."""
@@ -345,7 +340,8 @@ class Stream:
     @property
     def early(self) -> list[RingBatch]:
         """Batches that nobody holds, later than the first one that somebody has nothing without."""
-        waiting = [(c.place.run, c.place.next) for c in self.hungry if c.place is not None]
+        hungry = [c.place for c in self.hungry if c.place and self._ready(c) is None]
+        waiting = [(place.run, place.next) for place in hungry]
         later = [batch for at, batch in self._ring.items() if waiting and at > min(waiting)]
         return [b for b in later if b.pieces and b.wanted and not b.is_held]
 
@@ -362,9 +358,13 @@ class Stream:
 
     @property
     def may_end(self) -> bool:
-        """Whether another one of its kind may have its memory, as there is none for both."""
+        """Whether another one of its kind may have its memory, as there is none for both.
+
+        Not if ranks read it: they may have to wait for the one that wants it, and release nothing.
+        """
         unused = not self.live and not self.leased
-        return not self.closing and (unused or self.served - self.asked >= TURN)
+        served = not self.job and self.served - self.asked >= TURN
+        return not self.closing and (unused or served)
 
     # -- batches ----------------------------------------------------------------------------------
 
@@ -377,7 +377,7 @@ class Stream:
             self._starved.set()
 
     def _credit(self) -> int:
-        num = len(self.cursors)
+        num = len(self.job or self.cursors)
         return max(1, self.depth // (num + 1)) if num > 1 else self.depth
 
     def _ready(self, cursor: Cursor) -> RingBatch | None:
@@ -392,11 +392,12 @@ class Stream:
         while (place := cursor.place) is not None and len(cursor.held) < most:
             if (skip := self._skips.pop((place.run, place.next), None)) is not None:
                 place.next = skip.to
-                self._send_to(cursor, _numbered(skip, cursor, self.world))
+                self._send_to(cursor, numbered(skip, cursor.number, cursor.run, self.world))
                 self._settle(cursor)
                 continue
             batch = self._ready(cursor)
-            if batch is None or not all(b.whole for b in cursor.held.values()):
+            kept = self.leased >= max(1, self.depth - 1) and self._is_ahead(cursor)
+            if batch is None or kept or not all(b.whole for b in cursor.held.values()):
                 break
             cursor.held[place.next] = batch
             batch.sent.append(cursor)
@@ -404,11 +405,19 @@ class Stream:
             place.next += place.stride
             self._settle(cursor)
             for piece in batch.pieces:
-                self._send_to(cursor, _numbered(piece, cursor, self.world))
+                self._send_to(cursor, numbered(piece, cursor.number, cursor.run, self.world))
         if cursor.place is not None and self.error is not None and self._ready(cursor) is None:
             self.drop(cursor)
             cursor.active = False
-            self._send_to(cursor, _numbered(self.error, cursor, self.world))
+            self._send_to(cursor, numbered(self.error, cursor.number, cursor.run, self.world))
+
+    def _is_ahead(self, cursor: Cursor) -> bool:
+        """Whether one of its job may still come for less than this one wants next.
+
+        The last place is kept for it: who is ahead may wait for it in a step, and release nothing.
+        """
+        here = (c for c in self.job.values() if c.stream in (None, self))
+        return any(c.position < cursor.position for c in here)
 
     def _settle(self, cursor: Cursor) -> None:
         """A cursor that was sent its last batch has asked for nothing more."""
@@ -484,17 +493,3 @@ class Stream:
                 held = cursor.held.get(batch.step) is batch
                 if not held and not self._wants(cursor, batch.run, batch.step):
                     self._forget(cursor, batch)
-
-
-def _is_last(piece: Piece) -> bool:
-    if isinstance(piece, BatchReady):
-        return piece.rows.last
-    return not isinstance(piece, RowGroup) or piece.last
-
-
-def _numbered(message: Numbered, cursor: Cursor, world: int) -> Numbered:
-    """The same for a session: with its number, that of its run, and its step for a position."""
-    own = {"session": cursor.number, "run": cursor.run, "step": message.step // world}
-    if isinstance(message, BatchReady):
-        return structs.replace(message, **own, rows=structs.replace(message.rows, **own))
-    return structs.replace(message, **own)

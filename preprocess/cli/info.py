@@ -53,7 +53,7 @@ def info_text(store: Store) -> str:
         f"  on disk       {format_bytes(facts['disk_bytes'])}",
     ]
     if store.part is not None:
-        lines.append(f"  part          {store.part}")
+        lines.append(f"  {store.part}")
     for t in manifest.types:
         lines.append(f"  {t.name:<13} {t.num_nodes:,} nodes")
         held = {**t.features, **({"label": t.label} if t.label else {})}

@@ -7,35 +7,22 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from blockstore.owners import write_owners  # noqa: E402
-from blockstore.store import open_store  # noqa: E402
 from clients.ranks import Ranks  # noqa: E402
 from clients.settings import Settings  # noqa: E402
 from clients.train import train  # noqa: E402
 from loaderd.api.errors import Refused  # noqa: E402
 from loaderd.server.transport import ask_status, parse_either  # noqa: E402
-from preprocess.ingest.ingest import ingest  # noqa: E402
-from preprocess.ingest.options import IngestOptions  # noqa: E402
-from preprocess.sources.generate import GraphRecipe, generate  # noqa: E402
-from preprocess.sources.plain import PlainSource  # noqa: E402
 from tests.clients.ddp_trainer import trained, trained_until_killed, trained_with_losses  # noqa: E402
-from tests.daemons import daemon, until  # noqa: E402
-from tests.preprocess.quiet import QUIET  # noqa: E402
+from tests.clients.small_job import job_settings, seeds_of, serve_graph  # noqa: E402
+from tests.daemons import until  # noqa: E402
 from tests.ranks import pool  # noqa: E402
-
-NODES = 600
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """A small store with maps of one, two and four owners; of "three" the fourth has nothing."""
-    folder = tmp_path_factory.mktemp("split")
-    generate(folder / "graph", GraphRecipe(NODES, 6, 8, 4, 0.3, 0.1, 0.1, seed=2), QUIET)
-    ingest(PlainSource(folder / "graph"), folder / "store", IngestOptions(), QUIET)
-    store, rng = open_store(folder / "store"), np.random.default_rng(1)
-    for name, owners, used in (("one", 1, 1), ("two", 2, 2), ("four", 4, 4), ("three", 4, 3)):
-        write_owners(store, name, rng.integers(0, used, NODES), owners, {})
-    with daemon(folder / "store", "32M", 2) as endpoint:
+    maps = (("one", 1, 1), ("two", 2, 2), ("four", 4, 4), ("three", 4, 3))
+    with serve_graph(tmp_path_factory.mktemp("split"), maps) as endpoint:
         yield endpoint
 
 
@@ -46,12 +33,8 @@ def ranks():
 
 
 def settings(endpoint: str, owners: str = "", **options) -> dict:
-    wanted = {
-        "endpoint": endpoint, "epochs": 2, "num_neighbors": [4, 3], "batch_size": 50, "hidden": 8,
-        "learning_rate": 0.01, "dropout": "keyed", "seed": 5,
-    }  # fmt: skip
     split = {"plan": "split", "owners": owners} if owners else {}
-    return wanted | split | options
+    return job_settings(endpoint, dropout="keyed") | split | options
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +46,9 @@ def alone(served, ranks):
 
 def check(found: list, expected: tuple) -> None:
     """Each rank's (batches, weights) of a whole run against those of one process."""
-    seeds: dict[tuple[int, int], list[int]] = {}
-    for batches, weights in found:
+    for _, weights in found:
         np.testing.assert_allclose(weights, expected[1], rtol=1e-4, atol=1e-4)
-        for epoch, step, ids in batches:
-            seeds.setdefault((epoch, step), []).extend(ids)
-    assert {at: sorted(ids) for at, ids in seeds.items()} == expected[0]
+    assert seeds_of(found) == expected[0]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from blockstore.errors import BudgetTooSmall
 from blockstore.store import open_store
 from loaderd.api.errors import Refused
 from loaderd.memory.ledger import is_session_entry, served_rows
+from loaderd.sessions.sampled import SampledSession
 from loaderd.streams import service
 from tests.graphs import make_csc
 from tests.loaderd.serving import WAIT_S, Serving, Trainer
@@ -166,6 +167,47 @@ def test_a_rank_that_stops_holds_nobody_up_and_goes_on_afterwards(
     before = serving.engine.reader.bytes_read
     go_on(ranks, expected, 1, range(steps))
     assert serving.engine.reader.bytes_read - before <= 0.6 * alone(0, 3)[1]  # together again
+    for rank in ranks:
+        rank.detach()
+    serving.close()
+
+
+@pytest.mark.parametrize(("world", "mem", "seed"), [(3, 1_003_958, 2), (2, 1_099_748, 13)])
+def test_ranks_that_wait_for_each_other_in_each_step_go_on(store, world, mem, seed, monkeypatch):
+    """They stop and begin anew at other times, are parted at once, and memory is for one stream.
+
+    Who is ahead keeps its next batch until the others have had theirs, as trainers do.
+    """
+    monkeypatch.setattr(service, "RANK_WAIT_S", 0.0)
+    monkeypatch.setattr(SampledSession, "widen", lambda *_: None)
+    serving = Serving(store, mem)
+    ranks = [attach(serving, rank, world) for rank in range(world)]
+    rng, steps = np.random.default_rng(seed), steps_of(serving, ranks[0])
+    ends = [int(rng.integers(1, steps + 1)) for _ in range(6)]
+    in_step, failures = threading.Barrier(world), list[BaseException]()
+
+    def train(number: int) -> None:
+        own, rank = np.random.default_rng([seed, number]), ranks[number]
+        try:
+            for epoch, end in enumerate(ends):
+                threading.Event().wait(0.05 * own.random())
+                rank.start(epoch)
+                for step in range(end):
+                    assert rank.take(step) is not None, (number, epoch, step)
+                    if own.random() < 0.05:
+                        threading.Event().wait(0.1 * own.random())
+                    rank.release(step)
+                    in_step.wait()
+        except BaseException as error:
+            failures.append(error)
+            in_step.abort()
+
+    threads = [threading.Thread(target=train, args=(number,)) for number in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
     for rank in ranks:
         rank.detach()
     serving.close()

@@ -1,0 +1,38 @@
+"""Where a cursor is in a stream, and the pieces of a batch that it is sent: row groups."""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from msgspec import structs
+
+from loaderd.api.protocol import BatchReady, ChunkReady, ErrorReply, RowGroup, Skipped
+
+Piece = BatchReady | ChunkReady | RowGroup
+Numbered = TypeVar("Numbered", bound=BatchReady | ChunkReady | RowGroup | Skipped | ErrorReply)
+
+
+@dataclass(slots=True)
+class CursorPosition:
+    """Where a cursor is in one run of a stream."""
+
+    run: int
+    next: int  # position that is sent next
+    stride: int
+    ask: int  # the first that may not be in the ring
+
+    def wants(self, run: int, step: int) -> bool:
+        return run == self.run and step >= self.next and (step - self.next) % self.stride == 0
+
+
+def is_last(piece: Piece) -> bool:
+    if isinstance(piece, BatchReady):
+        return piece.rows.last
+    return not isinstance(piece, RowGroup) or piece.last
+
+
+def numbered(message: Numbered, session: int, run: int, world: int) -> Numbered:
+    """The same for a session: with its number, that of its run, and its step for a position."""
+    own = {"session": session, "run": run, "step": message.step // world}
+    if isinstance(message, BatchReady):
+        return structs.replace(message, **own, rows=structs.replace(message.rows, **own))
+    return structs.replace(message, **own)
