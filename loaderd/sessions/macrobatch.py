@@ -101,10 +101,12 @@ class MacrobatchSession(SampledSession):
         self._waiting_since = 0
 
     def _want(self, epoch: int, macro: int) -> None:
-        steps = self._macro_plan.epoch_layout(epoch).steps
-        later = self._macro_plan.epoch_layout(epoch + 1).steps
-        wanted = [(epoch, int(m)) for m in np.flatnonzero(steps) if m >= macro]
-        self._loader.want([*wanted, (epoch + 1, int(np.flatnonzero(later)[0]))])
+        wanted = [
+            (e, int(m))
+            for e in (epoch, epoch + 1)
+            for m in np.flatnonzero(self._macro_plan.epoch_layout(e).steps)
+        ]
+        self._loader.want([key for key in wanted if key >= (epoch, macro)])
 
     def _next_wanted(self) -> Wanted | None:
         self._needed = None
@@ -143,6 +145,10 @@ class MacrobatchSession(SampledSession):
             self._loader.counters["macro_wait_ns"] += now - self._waiting_since
             self._waiting_since = 0
         self._in[run, unit.step] = memory
+        # nothing is asked for while a trainer is between two epochs: the next one is read meanwhile
+        end = self._macro_plan.epoch_layout(unit.epoch).first_step[unit.macro + 1]
+        if unit.step + 1 == end * self._plan.together:
+            self._want(unit.epoch, unit.macro + 1)
         return True
 
     def _gone(self, job: BatchInProgress) -> None:
