@@ -52,6 +52,7 @@ class BatchArrays:
     times: NDArray[np.int64] | None = None  # (num_seeds,) likewise
     # with home placement: which rank trains each seed of the global batch
     seed_rank: NDArray[np.int64] | None = None
+    store_id: NDArray[np.int64] | None = None  # (num_nodes,) of plan "partitions"
 
 
 class ItemOrder(NamedTuple):
@@ -291,7 +292,8 @@ class BatchReader(ArenaReader):
         """A batch's structure copied, beside room for its rows."""
         blob = ready.structure
         edges_per_hop, edge_starts = self._edge_starts(ready)
-        trees, times, ranks = (named.get(name) for name in ("trees", "times", "seed_rank"))
+        names = ("trees", "times", "seed_rank", "store_id")
+        trees, times, ranks, stored = (named.get(name) for name in names)
         ends = None
         if "ends" in named:
             ends = self._wide(blob, named["ends"]) if self._single else nodes.place[views["ends"]]
@@ -312,6 +314,7 @@ class BatchReader(ArenaReader):
             trees=None if trees is None else self._by_type(blob, trees, nodes),
             times=None if times is None else self._wide(blob, times),
             seed_rank=None if ranks is None else self._wide(blob, ranks),
+            store_id=None if stored is None else self._wide(blob, stored),
         )
 
     def _order_nodes(self, ready: BatchReady, views: Views) -> ItemOrder:

@@ -152,8 +152,9 @@ class SteppedDataset(IterableDataset[B_co]):
         """Steps of an epoch."""
         return attached.num_steps
 
-    def _reads(self, steps: range) -> Iterable[int]:
+    def _reads(self, epoch: int, steps: range) -> Iterable[int]:
         """The steps with which what is read at once begins."""
+        del epoch
         return steps
 
     def _start(self, session: Session, at: Position) -> None:
@@ -202,7 +203,7 @@ class SteppedDataset(IterableDataset[B_co]):
         if steps:
             with contextlib.suppress(SessionLost):  # the first read meets it again
                 self._start(session, Position(at.epoch, steps.start, worker, stride))
-        positions = (Position(at.epoch, s, worker, stride) for s in self._reads(steps))
+        positions = (Position(at.epoch, s, worker, stride) for s in self._reads(at.epoch, steps))
         return self._steps(positions, self._iteration)
 
     def consume(self, step: ReadStep) -> None:

@@ -27,6 +27,8 @@ MAY_IMPORT = {  # package -> modules of ours; a package stands for all of its mo
         "loaderd.plans.base",
         "loaderd.plans.chunks",
         "loaderd.plans.home",
+        "loaderd.plans.minibatch",
+        "loaderd.plans.partitions",
     },
     "tools": {"tools", "blockstore", "preprocess", "loaderd", "clients"},
 }
@@ -130,6 +132,7 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/large/batch.py",
         "clients/large/dataset.py",
         "clients/large/fused.py",
+        "clients/large/history.py",
         "clients/large/order.py",
         "clients/large/padding.py",
         "clients/large/reader.py",

@@ -45,6 +45,26 @@ def _search(first_node, low, high, node):
 
 
 @leaf
+def hide_outside(nodes, num, ranges, blocks):
+    """Writes -1 over the block of each node outside of all ranges.
+
+    nodes   id_dtype (>= num,)
+    ranges  int64 (2 n,)        ascending: first and stop of each range
+    blocks  int32 (>= num,)     in, out
+    """
+    for i in range(num):
+        low, high, node = 0, ranges.size, np.int64(nodes[i])
+        while low < high:  # how many bounds are `node` or below it
+            middle = (low + high) >> 1
+            if ranges[middle] <= node:
+                low = middle + 1
+            else:
+                high = middle
+        if low % 2 == 0:
+            blocks[i] = -1
+
+
+@leaf
 def locate_columns(nodes, num, first, num_nodes, first_node, guide, shift, blocks):
     """The block in which each node's column starts, -1 for a node of another type.
 

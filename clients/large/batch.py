@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -95,3 +96,41 @@ class SharedDraws(LargeBatch):
     @property
     def num_rows(self) -> int:
         return self.whole.num_nodes
+
+
+PLACE = "large_place"  # name among `features` of the steps of `PartitionDraws`
+
+
+@dataclass(slots=True, repr=False)
+class PartitionDraws(SharedDraws):
+    """A batch around all seeds of some partitions, of which nodes of these alone are expanded.
+
+    `features` of each step have `PLACE`, int64 (num_nodes,): 1 + a node's place in `whole`.
+    """
+
+    store_id: Tensor  # int64 (num_nodes,) of the nodes of `whole`
+    inner: Tensor  # bool (num_nodes,) whether these lie in the partitions
+    # int64, for each layer l but the last: places of the boundary nodes, those that are not inner,
+    # of which layer l + 1 reads what layer l gives; distinct, ascending
+    pull: list[Tensor]
+
+    def cuts(self) -> Iterator[tuple[Batch, Tensor]]:
+        for step, places in SharedDraws.cuts(self):
+            yield replace(step, features=step.features | {PLACE: places + 1}), places
+
+    @property
+    def last(self) -> int:
+        """The last step."""
+        return self.first + len(self.cut_seeds) - 1
+
+
+def boundary_reads(whole: Batch, inner: Tensor) -> list[Tensor]:
+    """`PartitionDraws.pull`; layer l + 1 reads the sources of hop L - l - 1 of L hops."""
+    counts = whole.num_sampled_edges
+    ends = [0, *accumulate(counts)]
+    found = []
+    for hop in range(len(counts) - 2, -1, -1):
+        read = torch.zeros_like(inner)
+        read[whole.edge_index[0, ends[hop] : ends[hop + 1]]] = True
+        found.append(torch.nonzero(read & ~inner)[:, 0])
+    return found

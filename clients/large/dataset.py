@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, Unpack
 
+import numpy as np
 import torch
 from msgspec import structs
 from torch.utils.data import get_worker_info
@@ -13,10 +14,16 @@ from clients.connection.remote import open_session
 from clients.connection.request import fanouts_of_hops
 from clients.connection.session import Session
 from clients.dataset import ReadStep, gather_threads
-from clients.large.batch import LargeBatch, OwnBatches, SharedDraws
+from clients.large.batch import (
+    LargeBatch,
+    OwnBatches,
+    PartitionDraws,
+    SharedDraws,
+    boundary_reads,
+)
 from clients.large.fused import fused_batches
 from clients.large.reader import OwnArrays, OwnReader, SharedArrays, SharedReader
-from clients.large.steps import LargeSteps
+from clients.large.steps import EpochSteps, LargeSteps, PartitionSteps
 from clients.torch import (
     Batch,
     Fanouts,
@@ -28,9 +35,13 @@ from clients.torch import (
 )
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attach, Attached
+from loaderd.plans.base import Part
+from loaderd.plans.minibatch import GraphBounds
+from loaderd.plans.partitions import PartitionPlan
 
 __all__ = ["LargeDataset"]
 
+DRAWS = ("own", "shared", "partitions")
 PLANS = ("auto", "minibatch", "hyperbatch")
 _STATE = "large"  # in the state of a dataset with shared draws
 
@@ -53,7 +64,7 @@ class LargeDataset(NodeSampledDataset[Batch]):
         num_neighbors: Fanouts = (15, 10, 5),
         batch_size: int = 1000,
         *,
-        draws: Literal["own", "shared"] = "own",
+        draws: Literal["own", "shared", "partitions"] = "own",
         large_batches: int = 0,
         second_fanout: Sequence[int] = (),
         input_nodes: InputNodes = None,
@@ -63,7 +74,10 @@ class LargeDataset(NodeSampledDataset[Batch]):
 
         draws          "own": the batches of `NeighborDataset`, to the bit.  "shared": the steps of
                        a large batch have their draws in common, so the daemon samples them once;
-                       with frontier="layer"
+                       with frontier="layer".  "partitions": so have those of all seeds of
+                       `macro_partitions` partitions, for each rank others, of which nodes of these
+                       partitions alone are expanded; the others are for historical embeddings
+                       (`clients.large.history`)
         large_batches  steps of a large batch; 0: a twelfth of an epoch's.  Of own draws it changes
                        no batch
         second_fanout  of shared draws: how many of them each step keeps of each node, by hop, -1 is
@@ -73,6 +87,7 @@ class LargeDataset(NodeSampledDataset[Batch]):
             endpoint, split, num_neighbors, batch_size, input_nodes=input_nodes, **options
         )
         self.fused = False  # whether batches are handed out as `FusedBatch`
+        self.current: LargeBatch | None = None  # out of which the newest batch was handed out
         self._draws, self._steps_asked = draws, large_batches
         self._second_fanout = fanouts_of_hops(second_fanout, "second_fanout")
         self._refuse()
@@ -80,8 +95,8 @@ class LargeDataset(NodeSampledDataset[Batch]):
     def _refuse(self) -> None:
         """Raises Refused: options that do not go together."""
         asked, draws = self._request, self._draws
-        if draws not in ("own", "shared"):
-            raise Refused(f"draws {draws!r}: expected 'own' or 'shared'")
+        if draws not in DRAWS:
+            raise Refused(f"draws {draws!r}: expected {' or '.join(map(repr, DRAWS))}")
         if not isinstance(self._steps_asked, int) or self._steps_asked < 0:
             raise Refused(
                 f"large_batches: found {self._steps_asked!r}, expected a number of steps, or 0 for "
@@ -92,9 +107,14 @@ class LargeDataset(NodeSampledDataset[Batch]):
             raise Refused(f"large batches: found plan {asked.plan!r}, expected {expected}")
         if asked.edge_features:
             raise Refused("large batches: found edge_features, expected rows of nodes alone")
-        if draws == "shared" and asked.frontier != "layer":
+        if draws == "partitions" and self._steps_asked:
             raise Refused(
-                f"draws 'shared': found frontier {asked.frontier!r}, in which the draws of a seed "
+                f"large_batches: found {self._steps_asked} with draws 'partitions', whose large "
+                "batches are partitions, expected 0; give macro_partitions"
+            )
+        if draws != "own" and asked.frontier != "layer":
+            raise Refused(
+                f"draws {draws!r}: found frontier {asked.frontier!r}, in which the draws of a seed "
                 "depend on the others, expected frontier='layer'"
             )
         if not self._second_fanout:
@@ -110,8 +130,20 @@ class LargeDataset(NodeSampledDataset[Batch]):
 
     # -- large batches -----------------------------------------------------------------------------
 
-    def _steps_of(self, attached: Attached) -> LargeSteps:
-        """How steps fall to large batches."""
+    def _partition_plan(self, attached: Attached) -> PartitionPlan:
+        """As the daemon has it."""
+        asked, dealt = self._request, attached.partitions
+        assert dealt is not None
+        part, bounds = Part(asked.rank, asked.world_size), GraphBounds(dealt.first[-1], ())
+        return PartitionPlan(attached.resolved, part, bounds, np.array(dealt.seeds, np.int64))
+
+    def _steps_of(self, attached: Attached, epoch: int) -> EpochSteps:
+        """How the steps of an epoch fall to large batches."""
+        if self._draws == "partitions":
+            return PartitionSteps.of_epoch(self._partition_plan(attached), epoch)
+        return self._equal_steps(attached)
+
+    def _equal_steps(self, attached: Attached) -> LargeSteps:
         asked, num_seeds = self._request, attached.resolved.num_seeds
         epoch = LargeSteps(num_seeds, asked.batch_size, asked.world_size, self._steps_asked)
         return epoch if self._steps_asked else epoch.with_default()
@@ -120,6 +152,8 @@ class LargeDataset(NodeSampledDataset[Batch]):
         """The request; of shared draws for large batches, which all ranks read alike."""
         if self._draws == "own":
             return self._request
+        if self._draws == "partitions":
+            return structs.replace(self._request, plan=PartitionPlan.name)
         if not self._steps_asked:
             self._steps_asked = self._default_steps()
         size = self._steps_asked * self._request.batch_size
@@ -130,25 +164,30 @@ class LargeDataset(NodeSampledDataset[Batch]):
         probe = structs.replace(self._request, window=1)
         session = open_session(self.endpoint, probe, self._ids, None)
         try:
-            return self._steps_of(session.attached).steps
+            return self._equal_steps(session.attached).steps
         finally:
             session.close()
 
     def _count_steps(self, attached: Attached) -> int:
-        return self._steps_of(attached).num_steps
+        if self._draws == "partitions":
+            return self._partition_plan(attached).trained_steps
+        return self._equal_steps(attached).num_steps
 
     def _make_reader(self, session: Session) -> OwnReader | SharedReader:
         self._refuse_types(session)
-        steps, threads = self._steps_of(session.attached), gather_threads()
+        threads, rank = gather_threads(), self._request.rank
         if self._draws == "own":
-            return OwnReader(session, self.memory, threads, steps)
+            return OwnReader(session, self.memory, threads)
+        if self._draws == "partitions":
+            return SharedReader(session, self.memory, threads, rank, common=False)
+        steps = self._equal_steps(session.attached)
         if steps.leaves_tail:
             raise Refused(
                 f"{self.endpoint}: {steps.num_seeds} seeds in large batches of {steps.steps} steps "
                 f"leave fewer to the last one than the {steps.world_size} ranks; take "
                 f"large_batches {steps.without_tail().steps}"
             )
-        return SharedReader(session, self.memory, threads, steps, self._request.rank)
+        return SharedReader(session, self.memory, threads, rank, common=steps.world_size > 1)
 
     def _to_batch(self, arrays: Any, attached: Attached) -> LargeBatch:
         def batch_of(whole: BatchArrays) -> Batch:
@@ -159,7 +198,22 @@ class LargeDataset(NodeSampledDataset[Batch]):
             return OwnBatches([batch_of(step) for step in arrays.steps], places)
         assert isinstance(arrays, SharedArrays)
         whole, seed = batch_of(arrays.whole), attached.resolved.seed
-        return SharedDraws(whole, arrays.steps.start, arrays.cuts, self._second_fanout, seed)
+        shared = (whole, arrays.steps.start, arrays.cuts, self._second_fanout, seed)
+        if self._draws == "shared":
+            return SharedDraws(*shared)
+        plan, dealt, store_id = (
+            self._partition_plan(attached),
+            attached.partitions,
+            arrays.whole.store_id,
+        )
+        assert dealt is not None
+        assert store_id is not None
+        unit = plan.unit(whole.epoch, whole.step)
+        ranges = plan.inner_ranges(unit.epoch, unit.macro, np.array(dealt.first))
+        # of ids inside a range an odd number of bounds is no larger
+        inner = torch.from_numpy(np.searchsorted(ranges, store_id, "right") % 2 == 1)
+        pull = boundary_reads(whole, inner)
+        return PartitionDraws(*shared, torch.from_numpy(store_id), inner, pull)
 
     # -- steps of them -----------------------------------------------------------------------------
 
@@ -178,19 +232,26 @@ class LargeDataset(NodeSampledDataset[Batch]):
         assert isinstance(read, LargeBatch)
         return read
 
-    def _reads(self, steps: range) -> Iterable[int]:
-        size = self._steps_of(self.attached()).steps
-        return (s for s in steps if s == steps.start or s % size == 0)
+    def _reads(self, epoch: int, steps: range) -> Iterable[int]:
+        layout, step = self._steps_of(self.attached(), epoch), steps.start
+        while step < steps.stop:
+            yield step
+            step = layout.of(step).stop
 
     def _start(self, session: Session, at: Position) -> None:
-        if self._draws == "shared":
-            at = at._replace(step=at.step // self._steps_of(session.attached).steps)
+        assert self._connection is not None
+        reader, steps = self._connection.reader, self._steps_of(session.attached, at.epoch)
+        assert isinstance(reader, OwnReader | SharedReader)
+        reader.steps = steps
+        if self._draws != "own":
+            at = at._replace(step=steps.large(at.step))
         super()._start(session, at)
 
     def hand_out(self, step: ReadStep, read: Any) -> Iterator[Batch]:
         if not isinstance(read, LargeBatch) or step.position is None:
             yield from super().hand_out(step, read)
             return
+        self.current = read
         for batch in fused_batches(read) if self.fused else read.batches():
             self.consume(step._replace(position=step.position._replace(step=batch.step)))
             yield batch
@@ -200,7 +261,7 @@ class LargeDataset(NodeSampledDataset[Batch]):
     def state_dict(self, batch: Any = None) -> dict[str, Any]:
         """As `SteppedDataset`; of own draws `NeighborDataset` can go on with it, and vice versa."""
         state = super().state_dict(batch)
-        if self._draws == "own":
+        if self._draws != "shared":
             return state
         # other datasets find no step, and refuse: theirs would be one of larger batches
         step = state.pop("step")

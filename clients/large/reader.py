@@ -13,7 +13,7 @@ from clients.batch import BatchArrays, BatchReader, ItemOrder, Named, numpy_dtyp
 from clients.connection.buffers import BufferPool, Memory
 from clients.connection.session import Session
 from clients.cut import BatchCutter
-from clients.large.steps import LargeSteps
+from clients.large.steps import EpochSteps
 from clients.torch import Batch
 from loaderd.api.protocol import BatchReady
 
@@ -71,13 +71,15 @@ class OwnReader:
     memory does not depend on how many steps are read at once.
     """
 
-    def __init__(self, session: Session, pool: Memory, threads: int, steps: LargeSteps) -> None:
-        self._reader, self._steps = _NewRowsReader(session, pool, threads), steps
+    steps: EpochSteps  # of the epoch that is read
+
+    def __init__(self, session: Session, pool: Memory, threads: int) -> None:
+        self._reader = _NewRowsReader(session, pool, threads)
 
     def read(self, step: int) -> OwnArrays:
         """The batches of a step and of all that follow it in its large batch."""
         self._reader.begin()
-        batches = [self._reader.read(s) for s in self._steps.of(step)]
+        batches = [self._reader.read(s) for s in self.steps.of(step)]
         return OwnArrays(batches, self._reader.places)
 
     def close(self) -> None:
@@ -105,28 +107,30 @@ class _NewRowsReader(BatchReader):
 
 
 class SharedReader:
-    """Reads large batches that the daemon samples as such, one for all ranks of a job.
+    """Reads large batches that the daemon samples as such.
 
-    Each rank takes its shares of the steps: their structure is cut out, and only their rows are
-    gathered.
+    If one is for all ranks of a job each takes its shares of the steps: their structure is cut out,
+    and only their rows are gathered.
     """
 
+    steps: EpochSteps  # of the epoch that is read
+
     def __init__(
-        self, session: Session, pool: Memory, threads: int, steps: LargeSteps, rank: int
+        self, session: Session, pool: Memory, threads: int, rank: int, common: bool
     ) -> None:
-        self._steps, self._rank = steps, rank
-        alone = steps.world_size == 1
-        self._reader = (BatchReader if alone else _PartReader)(session, pool, threads)
+        """`common`: whether each is for all ranks."""
+        self._rank = rank
+        self._reader = (_PartReader if common else BatchReader)(session, pool, threads)
 
     def read(self, step: int) -> SharedArrays:
         """The large batch of a step, with this step and those that follow in it."""
-        steps = self._steps.of(step)
-        shares = [self._steps.seeds(s, self._rank) for s in steps]
+        steps = self.steps.of(step)
+        shares = [self.steps.seeds(s, self._rank) for s in steps]
         if isinstance(self._reader, _PartReader):
             self._reader.take(np.concatenate([np.arange(s.start, s.stop) for s in shares]))
             ends = [0, *accumulate(len(s) for s in shares)]
             shares = [range(*ends) for ends in pairwise(ends)]
-        whole = self._reader.read(step // self._steps.steps)
+        whole = self._reader.read(self.steps.large(step))
         return SharedArrays(whole, steps, [(s.start, s.stop) for s in shares])
 
     def close(self) -> None:

@@ -1,10 +1,27 @@
 """How the steps of an epoch fall to large batches; pure."""
 
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from loaderd.plans.base import Part, count_steps, share
+from loaderd.plans.partitions import PartitionPlan
 
 LARGE_BATCHES = 12  # of an epoch, unless a number of steps is asked for
+
+
+class EpochSteps(Protocol):
+    """The steps of one epoch, some of them to each large batch."""
+
+    def large(self, step: int) -> int:
+        """The large batch of a step."""
+
+    def of(self, step: int) -> range:
+        """The steps of the large batch of a step, from this one on."""
+
+    def seeds(self, step: int, rank: int) -> range:
+        """A rank's share of a step, as places among the seeds of the large batch it reads."""
 
 
 class LargeSteps(NamedTuple):
@@ -41,13 +58,39 @@ class LargeSteps(NamedTuple):
         """With as many steps to a large batch that an epoch has `LARGE_BATCHES`, or fewer."""
         return self._replace(steps=-(-self.num_steps // LARGE_BATCHES)).without_tail()
 
+    def large(self, step: int) -> int:
+        return step // self.steps
+
     def of(self, step: int) -> range:
-        """The steps of the large batch of a step, from this one on."""
         return range(step, min((step // self.steps + 1) * self.steps, self.num_steps))
 
     def seeds(self, step: int, rank: int) -> range:
-        """A rank's share of a step, as places among the seeds of its large batch."""
         part = Part(rank, self.world_size)
         own = share(step, self.num_steps, self.num_seeds, self.batch_size, part)
         first = step // self.steps * self.steps * self.batch_size
         return range(own.start - first, own.stop - first)
+
+
+class PartitionSteps(NamedTuple):
+    """Steps of an epoch whose large batches are macro-batches, one for each rank at a time."""
+
+    num_seeds: NDArray[np.int64]  # (rounds, ranks) of each macro-batch
+    first: NDArray[np.int64]  # (rounds + 1,) first step of each round
+
+    @classmethod
+    def of_epoch(cls, plan: PartitionPlan, epoch: int) -> Self:
+        layout = plan.epoch_layout(epoch)
+        return cls(layout.seeds.reshape(-1, plan.part.world_size), layout.first_step)
+
+    def large(self, step: int) -> int:
+        return int(np.searchsorted(self.first, step, "right")) - 1
+
+    def of(self, step: int) -> range:
+        return range(step, int(self.first[self.large(step) + 1]))
+
+    def seeds(self, step: int, rank: int) -> range:
+        number = self.large(step)
+        first, stop = self.first[number : number + 2].tolist()
+        count, place = int(self.num_seeds[number, rank]), step - first
+        steps = stop - first
+        return range(count * place // steps, count * (place + 1) // steps)

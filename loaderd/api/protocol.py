@@ -6,7 +6,7 @@ import msgspec
 
 from loaderd.api.errors import BadMessage
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 SAMPLER_VERSION = 1  # of the draws: a change of kernels that changes batches counts it up
 HEARTBEAT_S = 1.0  # between two of a daemon to a client on another host
 LEASE_S = 15.0  # without a sign of life, after which such a client, or daemon, counts as gone
@@ -73,7 +73,7 @@ class HomePlacement(msgspec.Struct, frozen=True):
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """Semantic parameters of a plan: with (epoch, step) they fix every bit of a batch."""
 
-    family: str  # "neighbor" (of plans minibatch and hyperbatch), "macro" or "hops"
+    family: str  # "neighbor" (of plans minibatch and hyperbatch), "macro", "partitions" or "hops"
     fingerprint: str  # of the store
     sampler: int  # SAMPLER_VERSION
     seeds: str  # "split:train", "ids:<digest>" or "all"
@@ -87,7 +87,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     shuffle: bool
     seed: int
     edge_ids: bool
-    macro: MacroBatch | None = None  # of family "macro"
+    macro: MacroBatch | None = None  # of families "macro" and "partitions"
     hops: HopBatches | None = None  # of family "hops"
     edges: SeedEdges | None = None  # where seeds are edges
     temporal: Temporal | None = None  # where edges are sampled up to a time
@@ -152,6 +152,13 @@ class RowArraySpec(msgspec.Struct, frozen=True):
     relation: str = ""  # of edges: whose rows, "src__name__dst"
 
 
+class PartitionSeeds(msgspec.Struct, frozen=True):
+    """The partitions of a store, and the session's seeds in each."""
+
+    first: tuple[int, ...]  # store id of the first node of each, then the number of nodes
+    seeds: tuple[int, ...]
+
+
 class Attached(Message, frozen=True, kw_only=True, tag="attached"):
     """Daemon: the session is open."""
 
@@ -166,6 +173,7 @@ class Attached(Message, frozen=True, kw_only=True, tag="attached"):
     relations: tuple[tuple[str, str, str], ...]  # (src, name, dst), in the order of `fanouts`
     owners: str = ""  # digest of the owner map that was asked for
     num_owners: int = 0  # that it has
+    partitions: PartitionSeeds | None = None  # of plan "partitions"
 
 
 class IdsWanted(Message, frozen=True, kw_only=True, tag="ids-wanted"):
@@ -301,7 +309,8 @@ class BatchReady(Message, frozen=True, kw_only=True, tag="batch"):
     `ends` uint32 where seeds are edges: the local ends of these and of their negatives; where
     edges are sampled up to a time `trees` uint32, of each node, and `times` int64, of each seed;
     with an owner map `owner` uint8, or uint16 for more than 256 owners, of each node; with home
-    placement `seed_rank` uint16, which rank trains each seed of the global batch, in its order.
+    placement `seed_rank` uint16, which rank trains each seed of the global batch, in its order;
+    of plan "partitions" `store_id`, of each node.
     The structure's slots are released together with row group 0.
     """
 

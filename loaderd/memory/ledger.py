@@ -343,8 +343,12 @@ def structure_bytes(shape: Shape, sizes: Sizes) -> int:
     edge_id_bytes = ITEM_BYTES[sizes.edge_id_dtype] if sizes.edge_id_dtype else 0
     relations, trees = len(shape.edges[0]), sizes.trees
     arrays = 6 + len(shape.edges) * relations + (sizes.owner_bytes > 0)
-    arrays += shape.placed > 0
-    total = shape.nodes * id_bytes + 8 * shape.seeds + 4 * sum(shape.frontier) * relations
+    arrays += (shape.placed > 0) + (shape.named > 0)
+    total = (
+        (shape.nodes + shape.named) * id_bytes
+        + 8 * shape.seeds
+        + 4 * sum(shape.frontier) * relations
+    )
     total += 4 * shape.ends + (4 * shape.nodes + 8 * shape.seeds) * trees
     total += shape.nodes * sizes.owner_bytes + RANK_BYTES * shape.placed
     return total + shape.total_edges * (4 + edge_id_bytes) + 64 * arrays

@@ -58,6 +58,7 @@ class Shape(NamedTuple):
     nodes: int  # in the batch, at most
     ends: int = 0  # of seed edges and their negatives, at most
     placed: int = 0  # seeds of all ranks, if an owner map shares them
+    named: int = 0  # nodes whose store ids come along
 
     @property
     def total_edges(self) -> int:

@@ -5,6 +5,7 @@ seeds are those in its partitions; it is cut into steps of nearly equal size, as
 exceeds: so every epoch has the same number of steps, and no step more seeds than a batch.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from loaderd.api.errors import Refused
 from loaderd.api.protocol import Resolved
 from loaderd.plans.base import EVERY_RANK, Part, Unit, drawn_epoch
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
+from loaderd.plans.roots import Roots, node_roots
 
 _PARTITIONS, _SEEDS = 1 << 62, 3 << 61  # of keys, in place of a step: no draw has them
 
@@ -26,8 +28,8 @@ class Epoch(NamedTuple):
 
     members: tuple[NDArray[np.int64], ...]  # partitions of each macro-batch, ascending
     seeds: NDArray[np.int64]  # (macro-batches,)
-    steps: NDArray[np.int64]  # (macro-batches,) in one pass over its seeds
-    first_step: NDArray[np.int64]  # (macro-batches + 1,) all passes counted
+    steps: NDArray[np.int64]  # (macro-batches,) in one pass over its seeds; or (rounds,)
+    first_step: NDArray[np.int64]  # (macro-batches + 1,) all passes counted; or (rounds + 1,)
 
 
 class MacrobatchPlan(MinibatchPlan):
@@ -51,8 +53,7 @@ class MacrobatchPlan(MinibatchPlan):
         self._macro = resolved.macro
         self._steps = 0 if seeds_in is None else self._count_steps(seeds_in)
         self._num_steps = self._steps * self._macro.reuse
-        lay_out = partial(_lay_out, resolved, part, seeds_in, self._steps)
-        self.epoch_layout = lru_cache(4)(lay_out)
+        self.epoch_layout = lru_cache(4)(partial(self._lay_out, seeds_in))
 
     def placed(self, seeds_in: NDArray[np.int64]) -> "MacrobatchPlan":
         """The plan, once it is known how many seeds are in each partition."""
@@ -109,24 +110,25 @@ class MacrobatchPlan(MinibatchPlan):
             )
         return steps
 
+    def _cuts(self) -> Sequence[int]:
+        """Where, in the order of the partitions, macro-batches after the first begin."""
+        return range(self._macro.partitions, self._macro.num_partitions, self._macro.partitions)
 
-def _lay_out(
-    resolved: Resolved, part: Part, seeds_in: NDArray[np.int64] | None, steps: int, epoch: int
-) -> Epoch:
-    """How an epoch's steps fall to macro-batches, `steps` together in a pass."""
-    macro = resolved.macro
-    assert macro is not None
-    assert seeds_in is not None
-    order = np.arange(macro.num_partitions)
-    if resolved.shuffle:
-        key = make_key(resolved.seed, drawn_epoch(resolved, epoch), _PARTITIONS, 0, 0)
-        permute_range(0, order.size, order.size, np.uint64(key), order)
-    cuts = range(macro.partitions, order.size, macro.partitions)
-    members = tuple(np.sort(m) for m in np.split(order, cuts))
-    seeds = np.array([seeds_in[m].sum() for m in members], np.int64)
-    shared = share_steps(seeds, steps, resolved.batch_size, part.world_size)
-    first = np.concatenate([[0], np.cumsum(shared * macro.reuse)])
-    return Epoch(members, seeds, shared, first)
+    def _share_steps(self, seeds: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Steps of each macro-batch, in one pass over its seeds."""
+        return share_steps(seeds, self._steps, self.resolved.batch_size, self.part.world_size)
+
+    def _lay_out(self, seeds_in: NDArray[np.int64] | None, epoch: int) -> Epoch:
+        resolved, order = self.resolved, np.arange(self._macro.num_partitions)
+        assert seeds_in is not None
+        if resolved.shuffle:
+            key = make_key(resolved.seed, drawn_epoch(resolved, epoch), _PARTITIONS, 0, 0)
+            permute_range(0, order.size, order.size, np.uint64(key), order)
+        members = tuple(np.sort(m) for m in np.split(order, self._cuts()))
+        seeds = np.array([seeds_in[m].sum() for m in members], np.int64)
+        steps = self._share_steps(seeds)
+        first = np.concatenate([[0], np.cumsum(steps * self._macro.reuse)])
+        return Epoch(members, seeds, steps, first)
 
 
 def share_steps(
@@ -162,11 +164,12 @@ class SeedGroups:
         self._places = places
         self.counts = np.diff(self._starts)  # int64 (partitions,)
 
-    def place(self, plan: MacrobatchPlan, unit: Unit, out: NDArray[np.int64]) -> None:
-        """Places, among the session's seeds, of those of a unit."""
+    def roots(self, plan: MacrobatchPlan, unit: Unit, seeds: NDArray[Any]) -> Roots:
+        """Where the batch of a unit begins; `seeds`: of the session."""
+        out = np.empty(unit.num_seeds, np.int64)
         plan.order(unit, out)
         members = plan.epoch_layout(unit.epoch).members[unit.macro]
         ends = np.cumsum(self.counts[members])
         group = np.searchsorted(ends, out, "right")
         inside = out - np.concatenate([[0], ends])[group]
-        out[:] = self._places[self._starts[members[group]] + inside]
+        return node_roots(seeds, self._places[self._starts[members[group]] + inside])

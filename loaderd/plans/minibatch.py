@@ -23,6 +23,7 @@ class GraphBounds(NamedTuple):
 
     num_nodes: int
     num_edges: tuple[int, ...]  # per relation
+    inner: int = 0  # nodes of the largest macro-batch's partitions; 0: not known
 
 
 class MinibatchPlan:
@@ -58,24 +59,37 @@ class MinibatchPlan:
         return int(make_epoch_key(self.resolved.seed, drawn_epoch(self.resolved, epoch)))
 
     def hop_key(self, epoch: int, step: int, hop: int, relation: int) -> int:
-        epoch, step = drawn_epoch(self.resolved, epoch), step // self.together
+        epoch, step = drawn_epoch(self.resolved, epoch), self._drawn_step(step)
         return int(make_key(self.resolved.seed, epoch, step, hop, relation))
 
     def source_key(self, epoch: int, step: int, hop: int) -> int:
         """`step`: or a position, as in `hop_key`; knows no relation: all agree on their sources."""
         labor = self.resolved.labor
         assert labor is not None
-        run = step // self.together // labor.batch_dependency
+        run = self._drawn_step(step) // labor.batch_dependency
         hop, epoch = 0 if labor.layer_dependency else hop, drawn_epoch(self.resolved, epoch)
         return int(make_key(self.resolved.seed, epoch, run, hop, _SOURCES))
 
+    def _drawn_step(self, step: int) -> int:
+        """By what number a step's draws are keyed."""
+        return step // self.together
+
+    def _most_seeds(self) -> int:
+        """Of one rank's share of a step."""
+        world = self.part.world_size
+        # with a tail that joined
+        largest = min(self.resolved.num_seeds, self.resolved.batch_size + world - 1)
+        # all seeds of a batch may have one owner
+        return largest if self.part.home else -(-largest // world)
+
+    def _most_expanded(self, frontier: int, repeated: int) -> int:
+        """Nodes of a frontier that have draws; arguments as of `_most_edges`."""
+        del repeated
+        return frontier
+
     def shape(self) -> Shape:
         """Worst case of a step: every draw finds a new node, until the graph is used up."""
-        world = self.part.world_size
-        batch = self.resolved.batch_size
-        largest = min(self.resolved.num_seeds, batch + world - 1)  # with a tail that joined
-        # all seeds of a batch may have one owner
-        units = seeds = largest if self.part.home else -(-largest // world)
+        units = seeds = self._most_seeds()
         ends = 0
         if self.resolved.edges is not None:
             ends = num_ends(self.resolved.edges, units)
@@ -85,8 +99,9 @@ class MinibatchPlan:
         repeated = seeds if self.resolved.edges is None else 0
         frontier, edges, nodes = [seeds], [], seeds
         for fanouts in self.resolved.fanouts:
+            expanded = self._most_expanded(frontier[-1], repeated)
             found = tuple(
-                self._most_edges(frontier[-1], repeated, fanout, total)
+                self._most_edges(expanded, repeated, fanout, total)
                 for fanout, total in zip(fanouts, self._bounds.num_edges, strict=True)
             )
             edges.append(found)
@@ -97,7 +112,7 @@ class MinibatchPlan:
             repeated *= layers
         if not self._trees:
             nodes = min(nodes, self._bounds.num_nodes + seeds)
-        placed = largest if self.part.home else 0
+        placed = units if self.part.home else 0
         return Shape(units, tuple(frontier[:-1]), tuple(edges), nodes, ends, placed)
 
     def _most_edges(self, frontier: int, repeated: int, fanout: int, total: int) -> int:

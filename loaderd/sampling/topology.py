@@ -1,6 +1,7 @@
 """Neighbors of a frontier, drawn from graph blocks that are held in turn."""
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from blockstore.format import Relation, edge_layout
 from blockstore.kernels.columns import BlockView, view_blocks
 from blockstore.kernels.links import find_ends
-from blockstore.kernels.locate import build_guide, choose_shift, locate_columns
+from blockstore.kernels.locate import build_guide, choose_shift, hide_outside, locate_columns
 from blockstore.kernels.order import (
     entries_of_blocks,
     order_by_block,
@@ -82,12 +83,22 @@ class Topology:
     ) -> None:
         manifest = store.manifest
         self.residency, self._data, self._slot_bytes = residency, data, slot_bytes
+        self._inner = NO_ITEMS  # ranges of nodes that have columns; none: all have
         self.id_dtype = np.dtype(manifest.id_dtype)
         firsts = first_items(manifest)
         self.relations = [
             self._index(store, r, relation, first)
             for r, (relation, first) in enumerate(zip(manifest.relations, firsts, strict=True))
         ]
+
+    def within(self, inner: NDArray[np.int64]) -> "Topology":
+        """The same graph, of which only the nodes of some ranges have columns.
+
+        inner   int64 (2 n,) ascending store ids: first and stop of each range
+        """
+        found = copy(self)
+        found._inner = inner
+        return found
 
     def load(self) -> None:
         """Bring all graph blocks into memory, as far as they have room: one pass in order.
@@ -172,12 +183,14 @@ class Topology:
             self.residency.drop_file(relation)
 
     def locate(self, column: Column, blocks: NDArray[np.int32]) -> None:
-        """The block in which each column starts, -1 for a node of another type."""
+        """The block in which each column starts, -1 for a node of another type, or outside."""
         index = self.relations[column.relation]
         locate_columns(
             column.nodes, column.nodes.size, index.first, index.num_nodes, index.view.first_node,
             index.guide, index.shift, blocks,
         )  # fmt: skip
+        if self._inner.size:
+            hide_outside(column.nodes, column.nodes.size, self._inner, blocks)
 
     def draws(
         self,

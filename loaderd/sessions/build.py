@@ -12,11 +12,12 @@ from blockstore.kernels.order import take_ids
 from blockstore.owners import OwnerMap
 from loaderd.api.errors import BatchFailed
 from loaderd.api.protocol import BatchReady, RowGroup
-from loaderd.memory.blob import ALIGN, Written, made, part, write_blob
+from loaderd.memory.blob import ALIGN, Written, joined, made, part, write_blob
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.home import RANK_BYTES, place_seeds
 from loaderd.plans.minibatch import MinibatchPlan
+from loaderd.plans.partitions import PartitionPlan
 from loaderd.plans.roots import EndTable, Roots, edge_roots, node_roots, seed_places, timed_roots
 from loaderd.sampling.macrobatch.graph import MacroGraph
 from loaderd.sampling.rows import RowAssembler
@@ -135,6 +136,8 @@ class Builder:
             sizes += [4 * frontier] * len(edges)
         if resolved.edge_ids:
             sizes.append(spec.edge_id_bytes * structure.num_edges)
+        if isinstance(spec.plan, PartitionPlan):
+            sizes.append(item * structure.num_nodes)
         if spec.owners is not None:
             sizes.append(spec.owners.owner.itemsize * structure.num_nodes)
         if unit.rank >= 0:
@@ -219,6 +222,8 @@ class Builder:
             ("n_id", of_nodes(self._original)),
             ("input_id", arrays.places),
         ]
+        if isinstance(spec.plan, PartitionPlan):
+            named.append(("store_id", joined(arrays.nodes)))
         if spec.owners is not None:
             named.append(("owner", of_nodes(spec.owners.owner)))
         if unit.rank >= 0:

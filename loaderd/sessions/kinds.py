@@ -9,6 +9,7 @@ from loaderd.plans.chunks import METHOD_OF
 from loaderd.sessions.base import Kind
 from loaderd.sessions.hyperbatch import HYPERBATCH
 from loaderd.sessions.macrobatch import MACROBATCH
+from loaderd.sessions.partitions import PARTITIONS
 from loaderd.sessions.propagated import PROPAGATED
 from loaderd.sessions.sampled import SAMPLED
 
@@ -17,6 +18,7 @@ KINDS: dict[str, Kind] = {
     "minibatch": SAMPLED,
     "hyperbatch": HYPERBATCH,
     "macrobatch": MACROBATCH,
+    "partitions": PARTITIONS,
     **dict.fromkeys(METHOD_OF, PROPAGATED),
 }
 

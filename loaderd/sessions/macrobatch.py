@@ -16,7 +16,6 @@ from loaderd.memory.workspace import Carver, Sizes
 from loaderd.monitoring.trace import READ_MACRO, SERVE_MACRO, STAGE
 from loaderd.plans.base import Unit, Wanted
 from loaderd.plans.macrobatch import MacrobatchPlan, SeedGroups
-from loaderd.plans.roots import node_roots
 from loaderd.sampling.macrobatch.files import MacroFiles
 from loaderd.sampling.macrobatch.graph import MacroGraph, MacroShared, carve_macro
 from loaderd.sampling.macrobatch.loader import Key, MacroLoader, MacroMemory, Span
@@ -162,9 +161,7 @@ class MacrobatchSession(SampledSession):
 
     def _structure(self, job: BatchInProgress) -> Structure:
         unit, spec = job.unit, self._spec
-        index = np.empty(unit.num_seeds, np.int64)
-        self._groups.place(self._macro_plan, unit, index)
-        roots = node_roots(spec.seeds, index)
+        roots = self._groups.roots(self._macro_plan, unit, spec.seeds)
         return sample_from(self._graph(job), spec.plan, unit, job.workspace, roots)
 
     def _address(self, job: BatchInProgress) -> Addressed:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from blockstore.format import ITEM_BYTES, Manifest, NodeType, Relation
 from blockstore.kernels.renumber import NODE_BITS
 from loaderd.api.errors import Refused
@@ -19,6 +21,7 @@ from loaderd.plans.base import Part
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.macrobatch import MacrobatchPlan
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
+from loaderd.plans.partitions import PartitionPlan
 from loaderd.plans.roots import num_ends
 
 MAX_TREES = (1 << 64 - NODE_BITS) - 1
@@ -26,6 +29,7 @@ NEGATIVES = ("none", "binary", "triplet")
 EXCLUDE = ("none", "self", "reverse")
 FRONTIERS = ("new", "layer")  # a hop expands newly found nodes, or all found so far
 MAX_HOPS = 16
+_FAMILIES = {MacrobatchPlan.name: "macro", PartitionPlan.name: "partitions"}  # of macro-batches
 MAX_FANOUT = 1 << 16
 
 
@@ -99,9 +103,9 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
         _check_edge_features(manifest, request)
     edges = _resolve_edges(manifest, request)
     temporal = _resolve_temporal(manifest, request, fanouts)
-    macro = _resolve_macro(manifest, request) if request.plan == MacrobatchPlan.name else None
+    macro = _resolve_macro(manifest, request) if request.plan in _FAMILIES else None
     return Resolved(
-        family="neighbor" if macro is None else "macro",
+        family=_FAMILIES.get(request.plan, "neighbor"),
         fingerprint=manifest.fingerprint,
         sampler=SAMPLER_VERSION,
         seeds=seeds_name,
@@ -131,9 +135,9 @@ def _check_edge_features(manifest: Manifest, request: Attach) -> None:
             "edge_features: the store has no arrays of edges; ingest a graph that has them "
             "(docs/layouts.md)"
         )
-    if request.plan == MacrobatchPlan.name:
+    if request.plan in _FAMILIES:
         raise Refused(
-            "edge_features: plan 'macrobatch' loads rows of nodes alone; take plan 'auto'"
+            f"edge_features: plan {request.plan!r} loads rows of nodes alone; take plan 'auto'"
         )
     if request.return_e_id:
         raise Refused("edge_features with return_e_id: expected one of them; leave return_e_id out")
@@ -168,9 +172,9 @@ def _resolve_edges(manifest: Manifest, request: Attach) -> SeedEdges | None:
     edges = request.edges
     if edges is None:
         return None
-    if request.plan == MacrobatchPlan.name:
+    if request.plan in _FAMILIES:
         raise Refused(
-            "plan 'macrobatch': its seeds are nodes, the ends of an edge lie in two partitions; "
+            f"plan {request.plan!r}: its seeds are nodes, an edge has ends in two partitions; "
             "take plan 'auto' for edges"
         )
     for name, value, known in (
@@ -201,8 +205,8 @@ def _resolve_temporal(
     temporal, edges = request.temporal, request.edges
     if temporal is None:
         return None
-    if request.plan == MacrobatchPlan.name:
-        raise Refused("plan 'macrobatch' does not sample by time; take plan 'auto'")
+    if request.plan in _FAMILIES:
+        raise Refused(f"plan {request.plan!r} does not sample by time; take plan 'auto'")
     if request.replace or request.weighted or any(-1 in row for row in fanouts):
         raise Refused(
             "temporal sampling: expected neither replace nor weighted nor fanout -1; leave them out"
@@ -261,10 +265,13 @@ def _resolve_macro(manifest: Manifest, request: Attach) -> MacroBatch:
     count = max(t.num_partitions for t in manifest.types)
     if not count:
         raise Refused(
-            "plan 'macrobatch': the store is not partitioned; make one that is by `blockstore "
+            f"plan {request.plan!r}: the store is not partitioned; make one that is by `blockstore "
             "repartition STORE NEW --partitions 64`"
         )
     partitions = request.macro_partitions or max(1, count // 8)
+    if request.plan == PartitionPlan.name:
+        _check_whole(manifest, request)
+        request = structs.replace(request, hubs=False, halos=False)
     if request.waiting and request.world_size > 1:
         raise Refused("reuse while waiting: expected one rank; ask for a number of passes instead")
     if partitions > count:
@@ -277,6 +284,22 @@ def _resolve_macro(manifest: Manifest, request: Attach) -> MacroBatch:
         hubs=request.hubs and any(t.hubs for t in manifest.types),
         halos=request.halos and has_halos(manifest),
     )
+
+
+def _check_whole(manifest: Manifest, request: Attach) -> None:
+    """Raises Refused: macro-batches cannot each be sampled as one batch."""
+    several = max(len(manifest.types), len(manifest.relations)) > 1
+    for found, is_so in (
+        (f"frontier {request.frontier!r}", request.frontier != "layer"),
+        ("a store of several node types or relations", several),
+        (f"reuse {request.reuse}", request.reuse != 1),
+        (f"owners {request.owners!r}", bool(request.owners)),
+    ):
+        if is_so:
+            raise Refused(
+                f"plan 'partitions': found {found}, expected frontier 'layer', one pass over seeds "
+                "of a store of one node type and relation, and no owners"
+            )
 
 
 def has_halos(manifest: Manifest) -> bool:
@@ -294,5 +317,5 @@ def asked_part(request: Attach) -> Part:
 def make_plan(manifest: Manifest, resolved: Resolved, part: Part, name: str) -> MinibatchPlan:
     """The plan of this name that serves these parameters; `auto`: the one for what is in memory."""
     bounds = GraphBounds(manifest.num_nodes, tuple(r.num_edges for r in manifest.relations))
-    plans = {p.name: p for p in (MinibatchPlan, HyperbatchPlan, MacrobatchPlan)}
+    plans = {p.name: p for p in (MinibatchPlan, HyperbatchPlan, MacrobatchPlan, PartitionPlan)}
     return plans.get(name, MinibatchPlan)(resolved, part, bounds)
