@@ -16,7 +16,7 @@ from clients.records import TensorRecord
 from clients.torch import Batch
 from loaderd.api.errors import Refused
 
-__all__ = ["BatchCutter", "CutStructure", "Keep", "cut_batch"]
+__all__ = ["BatchCutter", "CutStructure", "Keep", "cut_batch", "first_places"]
 
 # (hop, original ids of the draws' targets, their columns, slots within these) -> draws, ascending,
 # that are kept; None: all
@@ -59,7 +59,7 @@ class BatchCutter:
             first + torch.searchsorted(targets[first:stop], torch.arange(num + 1, device=device))
             for (first, stop), num in zip(spans, expanded, strict=False)
         ]
-        self._first = _first_places(batch.n_id[: batch.batch_size])
+        self._first = first_places(batch.n_id[: batch.batch_size])
         self._local = torch.full((batch.num_nodes,), _ABSENT, device=device)
 
     def structure(self, seeds: Tensor, keep: Keep | None = None) -> CutStructure:
@@ -139,7 +139,7 @@ def cut_batch(batch: Batch, seeds: Tensor) -> Batch:
     return BatchCutter(batch).batch(seeds)
 
 
-def _first_places(seeds: Tensor) -> Tensor:
+def first_places(seeds: Tensor) -> Tensor:
     """int64 (seeds,): the first place at which each of these ids stands."""
     ordered, order = torch.sort(seeds, stable=True)
     places = torch.arange(seeds.numel(), device=seeds.device)

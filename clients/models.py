@@ -15,6 +15,7 @@ from clients.torch import EdgeType, HeteroBatch
 
 __all__ = [
     "LAYERS",
+    "Activations",
     "DropoutKeys",
     "GatLayer",
     "GcnLayer",
@@ -107,6 +108,13 @@ class RowExchange(Protocol):
         h           (num_nodes, width) of the first own nodes
         edge_index  int64 (2, num_edges) of the layer that gives the targets of `hop`
         """
+
+
+class Activations(Protocol):
+    """Sees, and may replace, what a layer gives; not asked of the last one."""
+
+    def __call__(self, h: Tensor, layer: int) -> Tensor:
+        """h: (targets, width) after the activation, before dropout."""
 
 
 class OrderedLayer(nn.Module):
@@ -242,6 +250,7 @@ class Layered(nn.Module):
         frontier: str = "new",
         exchange: RowExchange | None = None,
         keys: DropoutKeys | None = None,
+        activations: Activations | None = None,
     ) -> Tensor:
         """Logits of all nodes, or, with the counts of a sampled batch, of its seeds only.
 
@@ -263,7 +272,10 @@ class Layered(nn.Module):
                     rows, edges = exchange(h, edges, hop)
             h = layer(rows, h[:targets], edges)
             if number < depth - 1:
-                h = self.dropout(functional.relu(h), keys, number)
+                h = functional.relu(h)
+                if activations is not None:
+                    h = activations(h, number)
+                h = self.dropout(h, keys, number)
         return h
 
 

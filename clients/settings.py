@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from clients.large.dataset import DRAWS
+from clients.large.history import DTYPES
 from clients.micrograph.training import MERGES, MIGRATE
 from clients.models import LAYERS
 from clients.ranks import TIMEOUT_S, RankLost
@@ -36,7 +38,10 @@ class Settings:
     merge: str = "server"  # how there get to be fewer than ranks; or "model"
     migrate: str = "never"  # whether models travel between time steps; or "always"
     sync_every: int = 1  # steps between two averages of the ranks' models
-    draws: str = "own"  # of plan "large": or "shared"
+    macro_partitions: int = 0  # of plan "macrobatch" and draws "partitions"; 0: an eighth of all
+    draws: str = "own"  # of plan "large": or "shared", or "partitions"
+    history: str = ""  # of draws "partitions": file of the tables of historical embeddings
+    history_dtype: str = "float32"  # of their rows; or "float16"
     large_batches: int = 0  # of plan "large": steps of a large batch; 0: a twelfth of an epoch's
     second_fanout: tuple[int, ...] = ()  # of shared draws: those that a step keeps, by hop
     order: str = "widths"  # of plan "large": or "measured"
@@ -94,6 +99,26 @@ def _check_large(settings: Settings) -> None:
             f"placement {settings.placement!r}: found plan 'large', expected 'auto', 'minibatch' "
             "or 'hyperbatch'; leave one of them out"
         )
+    partitions = settings.draws == "partitions"
+    if settings.macro_partitions and settings.plan != "macrobatch" and not partitions:
+        raise ValueError(
+            f"macro_partitions {settings.macro_partitions}: found plan {settings.plan!r}, draws "
+            f"{settings.draws!r}, expected plan 'macrobatch' or draws 'partitions'; leave it out"
+        )
+    if partitions != bool(settings.history):
+        raise ValueError(
+            f"history {settings.history!r}: found draws {settings.draws!r}, expected a file with "
+            "draws 'partitions', and none without; give --draws partitions --history FILE"
+        )
+    if settings.history_dtype not in DTYPES:
+        raise ValueError(
+            f"history_dtype {settings.history_dtype!r}: expected {' or '.join(DTYPES)}"
+        )
+    if partitions and settings.compile:
+        raise ValueError(
+            "compile: found draws 'partitions', whose large batches have as many nodes as there "
+            "are, expected 'own' or 'shared'; leave compile out"
+        )
     if measured and settings.compile:
         raise ValueError(
             "compile: found order 'measured', expected 'widths'; leave one of them out"
@@ -122,7 +147,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "merge": {"choices": MERGES, "help": "where seeds go if there are fewer than ranks"},
     "migrate": {"choices": MIGRATE, "help": "whether models travel between time steps"},
     "sync_every": {"help": "steps between two averages of models that travel"},
-    "draws": {"choices": ("own", "shared"), "help": "of plan large: of each step, or shared"},
+    "macro_partitions": {"help": "partitions at a time, of draws partitions or plan macrobatch"},
+    "draws": {"choices": DRAWS, "help": "of plan large: of each step, shared, or of partitions"},
+    "history": {"help": "of draws partitions: file of historical embeddings, one for all ranks"},
+    "history_dtype": {"choices": DTYPES},
     "large_batches": {"help": "of plan large: steps of a large batch; 0: a twelfth of all"},
     "second_fanout": {"nargs": "+", "type": str, "help": "draws that a step keeps, by hop"},
     "order": {"choices": ("widths", "measured"), "help": "of plan large: of each layer"},

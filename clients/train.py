@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from clients.large.batch import PLACE, PartitionDraws
 from clients.large.dataset import LargeDataset
 from clients.large.fused import FirstLayerRows, FusedBatch
+from clients.large.history import History, HistoryTables, TableSpec
 from clients.large.order import Order, measure_order
 from clients.large.padding import PaddedBatch, Padding
 from clients.micrograph.dataset import HomeBatch, HomeDataset
@@ -76,8 +79,9 @@ class Classes(nn.Module):
         batch: AnyBatch,
         keys: DropoutKeys | None = None,
         exchange: RowExchange | None = None,
+        history: History | None = None,
     ) -> torch.Tensor:
-        """`exchange`: of a `SplitBatch` of several owners."""
+        """`exchange`: of a `SplitBatch` of several owners; `history`: of a large batch's steps."""
         logits: torch.Tensor
         if isinstance(batch, HeteroBatch):
             logits = self.net(batch, keys)
@@ -87,8 +91,9 @@ class Classes(nn.Module):
             x, rule = batch.x.float(), batch.frontier
             if isinstance(batch, FusedBatch):
                 exchange = FirstLayerRows(batch)
+            seen = None if history is None else partial(history, places=batch.features[PLACE])
             net = self.compiled if isinstance(batch, PaddedBatch) else self.net
-            logits = net(x, batch.edge_index, *counts, rule, exchange, keys)
+            logits = net(x, batch.edge_index, *counts, rule, exchange, keys, seen)
         return logits
 
 
@@ -177,6 +182,7 @@ class Trainer:
         self._first_epoch = 0
         self._order: Order | None = None
         self.padding = Padding() if settings.compile else None
+        self.history = self._open_history(data) if settings.history else None
         if settings.checkpoint and Path(settings.checkpoint).exists():
             self._load(settings.checkpoint)
         self._set_order()
@@ -194,6 +200,7 @@ class Trainer:
         if not owners:
             plan = "auto" if settings.plan in ("split", "large") else settings.plan
             wanted |= {"plan": plan, "input_type": settings.input_type}
+            wanted |= {"macro_partitions": settings.macro_partitions}
             kinds: tuple[type[AnyDataset], ...] = (NeighborDataset, HeteroDataset)
             make = options.pop("make", kinds[bool(settings.input_type)])
             data: AnyDataset = make(settings.endpoint, split=split, **(wanted | options))
@@ -210,6 +217,16 @@ class Trainer:
         names = ("draws", "large_batches", "second_fanout")
         large = {name: getattr(settings, name) for name in names}
         return self.open_split("train", make=LargeDataset, **large)
+
+    def _open_history(self, data: AnyDataset) -> History:
+        """Tables for this model and store.  Raises ValueError."""
+        settings, attached = self._settings, data.attached()
+        assert attached.partitions is not None
+        spec = TableSpec(
+            attached.resolved.fingerprint, settings.model, len(settings.num_neighbors) - 1,
+            attached.partitions.first[-1], settings.hidden, settings.history_dtype,
+        )  # fmt: skip
+        return History(HistoryTables(settings.history, spec, self._ranks), self._ranks)
 
     def _set_order(self) -> None:
         """Have layers computed in the order that rank 0 measures to be the fastest, or measured."""
@@ -254,6 +271,8 @@ class Trainer:
                 break
             self._say(clock.report(epoch, loss, self.accuracy("valid")))
         self._data.close()
+        if self.history is not None:
+            self.history.tables.close()
         if self.padding is not None:
             self._say(f"{self.padding.larger} batches were too large to be padded")
         result = self.accuracy("test")
@@ -280,8 +299,15 @@ class Trainer:
         exchange = None
         if isinstance(batch, SplitBatch) and batch.num_owners > 1:
             exchange = Shuffle(batch, self._place.group, self._settings.mixed_rows)
-        logits: torch.Tensor = self.model(batch, keys, exchange)
+        history = self.history if self.model.training else None
+        logits: torch.Tensor = self.model(batch, keys, exchange, history)
         return logits
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether rank 0 has all that a checkpoint needs, such as the model of all of them."""
+        averaged = self._home is None or self._home.averaged
+        return averaged and (self.history is None or self.history.complete)
 
     @property
     def _ended(self) -> bool:
@@ -317,8 +343,8 @@ class Trainer:
         def goes_on() -> bool:
             self._steps += 1
             self._due |= self._ended or (save_every > 0 and self._steps % save_every == 0)
-            if self._home is not None and not self._home.averaged:
-                return True  # what rank 0 has is not the model of all of them
+            if not self._is_whole:
+                return True
             if self._due:
                 self._save()
                 self._due = False
@@ -344,8 +370,15 @@ class Trainer:
         if self._home is not None:
             assert isinstance(batch, HomeBatch)
             return self._home.update(batch, self._loss_of)
+        if self.history is not None and self.history.complete:
+            data = self._data.dataset
+            assert isinstance(data, LargeDataset)
+            assert isinstance(data.current, PartitionDraws)
+            self.history.begin(data.current)
         found = self._gradients.of_mean(*self._loss_of(batch))
         self._optimizer.step()
+        if self.history is not None and self.history.ends_with(batch.step):
+            self.history.end()
         return found
 
     def _loss_of(self, batch: AnyBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -369,12 +402,22 @@ class Trainer:
         }  # fmt: skip
         if self._home is not None:
             state["home"] = self._home.state_dict()
+        if self.history is not None:
+            state["history"] = self.history.tables.state_dict()
         torch.save(state, f"{path}.new")
         Path(f"{path}.new").replace(path)
 
     def _load(self, path: str) -> None:
         """Raises StateMismatch: of another store, or other parameters."""
-        state = torch.load(path, weights_only=True)
+        # tables of historical embeddings may be larger than what is free: only rank 0 reads them
+        state = torch.load(path, weights_only=True, mmap=self.history is not None)
+        if self.history is not None:
+            if "history" not in state:
+                raise ValueError(
+                    f"checkpoint {path}: found no historical embeddings, expected those of draws "
+                    "'partitions'; go on with the draws it was saved with"
+                )
+            self.history.tables.load_state_dict(state["history"], self._ranks)
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._data.load_state_dict(state["data"])

@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from clients.cut import BatchCutter
+from clients.cut import BatchCutter, first_places
 from clients.large.second import SecondStage
 from clients.records import TensorRecord
 from clients.torch import Batch
@@ -105,7 +105,8 @@ PLACE = "large_place"  # name among `features` of the steps of `PartitionDraws`
 class PartitionDraws(SharedDraws):
     """A batch around all seeds of some partitions, of which nodes of these alone are expanded.
 
-    `features` of each step have `PLACE`, int64 (num_nodes,): 1 + a node's place in `whole`.
+    `features` of each step have `PLACE`, int64 (num_nodes,): 1 + a node's place in `whole`, of a
+    seed that was given several times its first one.
     """
 
     store_id: Tensor  # int64 (num_nodes,) of the nodes of `whole`
@@ -115,8 +116,19 @@ class PartitionDraws(SharedDraws):
     pull: list[Tensor]
 
     def cuts(self) -> Iterator[tuple[Batch, Tensor]]:
+        own = 1 + torch.arange(self.inner.numel(), device=self.inner.device)
+        seeds = self.whole.batch_size
+        own[:seeds] = 1 + first_places(self.whole.n_id[:seeds])
         for step, places in SharedDraws.cuts(self):
-            yield replace(step, features=step.features | {PLACE: places + 1}), places
+            yield replace(step, features=step.features | {PLACE: own[places]}), places
+
+    @property
+    def written(self) -> Tensor:
+        """bool (num_nodes,): the inner nodes, those given several times once."""
+        found, seeds = self.inner.clone(), self.whole.batch_size
+        first = first_places(self.whole.n_id[:seeds])
+        found[:seeds] &= first == torch.arange(seeds, device=first.device)
+        return found
 
     @property
     def last(self) -> int:

@@ -41,11 +41,11 @@ def trained_with_losses(
         return *trained(ranks, settings), losses
 
 
-def trained_until_killed(ranks: Ranks, settings: dict[str, Any], rank: int) -> None:
-    """One rank ends itself at its second batch."""
+def trained_until_killed(ranks: Ranks, settings: dict[str, Any], rank: int, epoch: int = 0) -> None:
+    """One rank ends itself at its second batch of an epoch."""
 
     def observe(batch: AnyBatch) -> None:
-        if (ranks.rank, batch.step) == (rank, 1):
+        if (ranks.rank, batch.epoch, batch.step) == (rank, epoch, 1):
             os.kill(os.getpid(), signal.SIGKILL)
 
     train(Settings(**settings), ranks, observe)
