@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from blockstore.kernels.random import make_key
+from clients.aggregate import KERNELS, count_edges, mean_of_neighbors
 from clients.hashing import draw_hash, node_key
 from clients.mfg import layer_edges
 from clients.torch import EdgeType, HeteroBatch
@@ -30,28 +31,6 @@ __all__ = [
 ]
 
 Layer = Callable[[int, int], nn.Module]  # of widths in and out
-
-
-def mean_of_neighbors(h: Tensor, edge_index: Tensor, num_targets: int) -> Tensor:
-    """Mean of h over the sources of each target's edges, 0 where it has none.
-
-    h           (num_nodes, width)
-    edge_index  int64 (2, num_edges)    targets below `num_targets`, ascending in sampled batches
-
-    An embedding bag a target: no row per edge is ever held, ten times faster than index_add_.
-    Compiled, targets are taken to be ascending: to look would end the graph.
-    """
-    src, dst = edge_index[0], edge_index[1]
-    if not torch.compiler.is_compiling() and bool((dst[1:] < dst[:-1]).any()):
-        dst, order = torch.sort(dst, stable=True)
-        src = src[order]
-    counts = _count(dst, num_targets)
-    return functional.embedding_bag(src, h, counts.cumsum(0) - counts, mode="mean")
-
-
-def _count(targets: Tensor, num_targets: int) -> Tensor:
-    """int64 (num_targets,): edges of each; `bincount`, whose shape would depend on its input."""
-    return targets.new_zeros(num_targets).scatter_add_(0, targets, torch.ones_like(targets))
 
 
 def keep_mask(ids: Tensor, width: int, rate: float, key: int) -> Tensor:
@@ -125,6 +104,8 @@ class OrderedLayer(nn.Module):
     """
 
     aggregates_first: bool  # (AX)W
+    kernels: tuple[str, ...] = tuple(KERNELS)  # that it can aggregate by
+    kernel = "embedding_bag"  # the one that it does
 
 
 class SageLayer(OrderedLayer):
@@ -143,7 +124,8 @@ class SageLayer(OrderedLayer):
     def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
         """(sources, num_in), (targets, num_in) -> (targets, num_out)."""
         first = self.aggregates_first
-        mean = mean_of_neighbors(h if first else self.neighbor(h), edge_index, own.size(0))
+        h = h if first else self.neighbor(h)
+        mean = mean_of_neighbors(h, edge_index, own.size(0), self.kernel)
         out: Tensor = (self.neighbor(mean) if first else mean) + self.own(own)
         return out
 
@@ -163,10 +145,10 @@ class GcnLayer(OrderedLayer):
 
     def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
         """(sources, num_in), (targets, num_in) -> (targets, num_out)."""
-        counts = _count(edge_index[1], own.size(0))[:, None]
+        counts = count_edges(edge_index[1], own.size(0))[:, None]
         if not self.aggregates_first:
             h, own = (functional.linear(rows, self.linear.weight) for rows in (h, own))
-        mean = mean_of_neighbors(h, edge_index, own.size(0))
+        mean = mean_of_neighbors(h, edge_index, own.size(0), self.kernel)
         mixed: Tensor = (own + mean * counts) / (1 + counts)
         return self.linear(mixed) if self.aggregates_first else mixed + self.linear.bias
 
@@ -176,6 +158,8 @@ class GatLayer(OrderedLayer):
 
     Source: Veličković et al., Graph Attention Networks, ICLR 2018.
     """
+
+    kernels, kernel = ("index_add",), "index_add"  # its edges have weights, of each head others
 
     def __init__(self, num_in: int, num_out: int, heads: int = 4) -> None:
         """`num_out` is that of all heads together; one head where they do not divide it."""

@@ -40,7 +40,7 @@ BELOW = {  # folder -> folders beside it, and modules, that it builds on
     "clients/hopwise": {"batch", "connection", "dataset", "records"},
     "clients/micrograph": {"batch", "connection", "cut", "ranks", "torch"},
     "clients/large": {
-        "batch", "connection", "cut", "dataset", "hashing", "models", "records", "torch"
+        "batch", "connection", "cut", "dataset", "hashing", "models", "ranks", "records", "torch"
     },
     "loaderd/api": {},
     "loaderd/plans": {"api"},
@@ -96,6 +96,7 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "loaderd/cli/flags.py",
     },
     "torch": {
+        "clients/aggregate.py",
         "clients/torch.py",
         "clients/hopwise/models.py",
         "clients/train_hops.py",

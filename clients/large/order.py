@@ -19,36 +19,54 @@ class Order(NamedTuple):
 
     fused: bool  # the first layer from the large batch's rows
     aggregates_first: tuple[bool, ...]  # of each layer, the first one first
+    kernels: tuple[str, ...]  # likewise, of `clients.aggregate.KERNELS`
 
     def apply(self, model: Layered) -> None:
         """Have a model's layers computed so."""
-        for layer, first in zip(_layers(model), self.aggregates_first, strict=True):
-            layer.aggregates_first = first
+        for layer, first, kernel in zip(
+            _layers(model), self.aggregates_first, self.kernels, strict=True
+        ):
+            layer.aggregates_first, layer.kernel = first, kernel
+
+    @classmethod
+    def of(cls, model: Layered, fused: bool) -> "Order":
+        """As a model's layers are computed now."""
+        layers = _layers(model)
+        firsts = tuple(layer.aggregates_first for layer in layers)
+        return cls(fused, firsts, tuple(layer.kernel for layer in layers))
+
+    def changed(self, number: int, kernel: str) -> "Order":
+        """With another kernel for a layer; "": with the other order."""
+        firsts, kernels = list(self.aggregates_first), list(self.kernels)
+        if kernel:
+            kernels[number] = kernel
+        else:
+            firsts[number] = not firsts[number]
+        return Order(self.fused, tuple(firsts), tuple(kernels))
 
 
 def measure_order(model: Layered, large: LargeBatch) -> Order:
     """The fastest of these, by forward and backward over the steps of a large batch.
 
-    Layer by layer both orders are tried, from the first on, with and without a fused first layer.
-    The model is left with gradients, and with some order.
+    Layer by layer both orders are tried, from the first on, then its kernels by the faster one,
+    with and without a fused first layer.  The model is left with gradients, and with some order.
     """
     found: list[tuple[float, Order]] = []
     for fused in (False, True):
-        best = Order(fused, tuple(layer.aggregates_first for layer in _layers(model)))
+        best = Order.of(model, fused)
         least = _seconds(model, best, large)
-        for number in range(len(best.aggregates_first)):
-            orders = list(best.aggregates_first)
-            orders[number] = not orders[number]
-            other = Order(fused, tuple(orders))
-            taken = _seconds(model, other, large)
-            if taken < least:
-                least, best = taken, other
+        for number, layer in enumerate(_layers(model)):
+            for kernel in ("", *layer.kernels):
+                other = best.changed(number, kernel)
+                taken = _seconds(model, other, large) if other != best else least
+                if taken < least:
+                    least, best = taken, other
         found.append((least, best))
     return min(found)[1]
 
 
-def _layers(model: Layered) -> Iterable[OrderedLayer]:
-    return (layer for layer in model.layers if isinstance(layer, OrderedLayer))
+def _layers(model: Layered) -> list[OrderedLayer]:
+    return [layer for layer in model.layers if isinstance(layer, OrderedLayer)]
 
 
 def _seconds(model: Layered, order: Order, large: LargeBatch) -> float:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from blockstore.kernels.random import make_key  # noqa: E402
-from clients.models import Dropout, DropoutKeys, GraphSage, keep_mask, mean_of_neighbors  # noqa: E402
+from clients.aggregate import KERNELS, mean_of_neighbors  # noqa: E402
+from clients.models import Dropout, DropoutKeys, GraphSage, keep_mask  # noqa: E402
 from tests.reference import BITS, draw_hash  # noqa: E402
 
 
@@ -22,23 +23,25 @@ def plain_mean(h, edge_index, num_targets):
     return rows
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("ascending", [True, False])
-def test_means_are_over_in_neighbors(ascending):
+def test_means_are_over_in_neighbors(ascending, kernel):
     torch.manual_seed(0)
     edge_index = torch.randint(0, 30, (2, 90))  # parallel edges, self-loops, lonely nodes
     if ascending:
         edge_index = edge_index[:, torch.argsort(edge_index[1])]
     h = torch.randn(30, 7, requires_grad=True)
-    mean = mean_of_neighbors(h, edge_index, 30)
+    mean = mean_of_neighbors(h, edge_index, 30, kernel)
     torch.testing.assert_close(mean, plain_mean(h, edge_index, 30))
     (ours,) = torch.autograd.grad(mean.square().sum(), h)
     (plain,) = torch.autograd.grad(plain_mean(h, edge_index, 30).square().sum(), h)
     torch.testing.assert_close(ours, plain)
 
 
-def test_no_edges_give_zeros():
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_edges_give_zeros(kernel):
     empty = torch.empty((2, 0), dtype=torch.int64)
-    assert not mean_of_neighbors(torch.randn(4, 3), empty, 4).any()
+    assert not mean_of_neighbors(torch.randn(4, 3), empty, 4, kernel).any()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

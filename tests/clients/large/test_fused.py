@@ -5,6 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from clients.aggregate import KERNELS  # noqa: E402
 from clients.large import order as orders  # noqa: E402
 from clients.large.batch import SharedDraws  # noqa: E402
 from clients.large.fused import FirstLayerRows, fused_batches  # noqa: E402
@@ -44,7 +45,7 @@ def results(model, logits) -> list:
 
 
 def check(found: list, expected: list, dtype) -> None:
-    bound = {torch.float32: 1e-4, torch.float64: 1e-10}[dtype]
+    bound = {torch.float32: 1e-5, torch.float64: 1e-10}[dtype]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=bound, atol=bound)
 
@@ -87,21 +88,44 @@ def test_both_orders_of_a_layer_agree(large, kind, dtype):
         check(*found, dtype)
 
 
-@pytest.mark.parametrize("best", [Order(True, (False, True, True)), Order(False, (True,) * 3)])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["sage", "gcn"])
+def test_all_kernels_agree(large, kind, dtype, kernel):
+    torch.manual_seed(1)
+    model = Layered(LAYERS[kind], WIDTH, 8, 4, len(FANOUTS), dropout=0.0).to(dtype)
+    for batch in large.batches():
+        batch.x = batch.x.to(dtype)
+        found = []
+        for one in ("embedding_bag", kernel):
+            Order.of(model, False)._replace(kernels=(one,) * 3).apply(model)
+            found.append(results(model, plain(model, batch)))
+        check(*found, dtype)
+
+
+@pytest.mark.parametrize(
+    "best",
+    [
+        Order(True, (False, True, True), ("csr", "index_add", "embedding_bag")),
+        Order(False, (True,) * 3, ("segment_reduce",) * 3),
+    ],
+)
 def test_the_fastest_order_is_taken(large, monkeypatch, best):
     model = Layered(LAYERS["sage"], WIDTH, 8, 4, len(FANOUTS))
-    monkeypatch.setattr(
-        orders, "_seconds",
-        lambda _model, order, _large: sum(a != b for a, b in zip(order[1], best[1], strict=True))
-        + (order.fused != best.fused),
-    )  # fmt: skip
+
+    def differences(_model, order, _large) -> int:
+        layers = zip((*order[1], *order[2]), (*best[1], *best[2]), strict=True)
+        return sum(a != b for a, b in layers) + (order.fused != best.fused)
+
+    monkeypatch.setattr(orders, "_seconds", differences)
     assert measure_order(model, large) == best
 
 
 def test_an_order_is_measured_and_applied(large):
     model = Layered(LAYERS["gat"], WIDTH, 8, 4, len(FANOUTS))
     found = measure_order(model, large)
-    Order(found.fused, (True, False, True)).apply(model)
+    assert found.kernels == ("index_add",) * 3
+    Order(found.fused, (True, False, True), found.kernels).apply(model)
     assert [layer.aggregates_first for layer in model.layers] == [True, False, True]
     assert all(p.grad is not None for p in model.parameters())
 

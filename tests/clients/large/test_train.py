@@ -66,7 +66,7 @@ def test_ranks_of_shared_draws_share_the_seeds_of_each_step(served, ranks):
         assert [part[:2] for part in parts] == [step[:2]] * 2
         assert flat(part[2] for part in parts) == step[2]
     for _, found in together:
-        torch.testing.assert_close(torch.tensor(found), torch.tensor(weights), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(weights), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, SHARED, SHARED | {"second_fanout": (2, 2)}])
@@ -87,17 +87,20 @@ def test_ranks_compute_layers_in_the_order_that_the_first_measures(served, ranks
     )
     for (seen, weights), (other, found) in zip(usual, measured, strict=True):
         assert seen == other
+        # logits and gradients agree to 1e-5 (test_fused.py); a step of Adam has the sign of what is
+        # left of a gradient that is 0, and which order is the fastest is not the same each time
         torch.testing.assert_close(torch.tensor(found), torch.tensor(weights), atol=1e-3, rtol=1e-3)
     assert measured[0][1] == measured[1][1]
 
 
 def test_a_checkpoint_has_the_order_that_was_measured(served, tmp_path, monkeypatch):
     saved = settings(served, plan="large", order="measured", checkpoint=str(tmp_path / "saved"))
-    monkeypatch.setattr(clients.train, "measure_order", lambda *_: Order(True, (False, True)))
+    measured = Order(True, (False, True), ("csr", "index_add"))
+    monkeypatch.setattr(clients.train, "measure_order", lambda *_: measured)
     train(Settings(**saved | {"max_steps": 1}), Ranks())
     monkeypatch.setattr(clients.train, "measure_order", None)
     trainer = train(Settings(**saved), Ranks())
-    assert [layer.aggregates_first for layer in trainer.model.net.layers] == [False, True]
+    assert Order.of(trainer.model.net, True) == measured
 
 
 def test_epochs_after_the_first_are_compiled_and_go_on_after_a_stop(
