@@ -147,11 +147,16 @@ class FlatGradients:
 
         Returns the sum of the losses, and how many.
         """
+        total, counted = self.mean_on_device(everywhere).tolist()
+        return total, int(counted)
+
+    def mean_on_device(self, everywhere: bool) -> Tensor:
+        """The same, (2,): the host waits for nothing."""
         if everywhere:
             self._ranks.add_up(self.flat)
-        total, counted = self.flat[-2:].tolist()
-        self.flat /= max(counted, 1)
-        return total, int(counted)
+        totals = self.flat[-2:].clone()
+        self.flat /= totals[1].clamp(min=1)
+        return totals
 
 
 def usable_device(name: str) -> torch.device:

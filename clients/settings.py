@@ -46,6 +46,7 @@ class Settings:
     second_fanout: tuple[int, ...] = ()  # of shared draws: those that a step keeps, by hop
     order: str = "widths"  # of plan "large": or "measured"
     compile: bool = False  # of plan "large": batches of one shape, from the second epoch on
+    cuda_graph: bool = False  # likewise: replay each step of these as one CUDA graph
     batch_size: int = 1000
     hidden: int = 128
     dropout: str = "random"  # or "keyed": by (seed, epoch, step, layer, node)
@@ -114,22 +115,25 @@ def _check_large(settings: Settings) -> None:
         raise ValueError(
             f"history_dtype {settings.history_dtype!r}: expected {' or '.join(DTYPES)}"
         )
-    if partitions and settings.compile:
-        raise ValueError(
-            "compile: found draws 'partitions', whose large batches have as many nodes as there "
-            "are, expected 'own' or 'shared'; leave compile out"
-        )
-    if measured and settings.compile:
-        raise ValueError(
-            "compile: found order 'measured', expected 'widths'; leave one of them out"
-        )
+    for option in ("compile", "cuda_graph"):
+        for found, is_so in (
+            ("draws 'partitions', whose large batches are of many sizes", partitions),
+            ("order 'measured'", measured),
+            ("dropout 'keyed', whose keys are others in each step", settings.dropout == "keyed"),
+            ("compile with cuda_graph", settings.compile and settings.cuda_graph),
+        ):
+            if getattr(settings, option) and is_so:
+                raise ValueError(
+                    f"{option}: found {found}, expected batches of one shape that one of compile "
+                    "and cuda_graph takes; leave one of them out"
+                )
     given = (
         settings.draws != "own", settings.large_batches, settings.second_fanout, measured,
-        settings.compile,
+        settings.compile, settings.cuda_graph,
     )  # fmt: skip
     if any(given) and settings.plan != "large":
         raise ValueError(
-            "draws, large_batches, second_fanout, order and compile: found "
+            "draws, large_batches, second_fanout, order, compile and cuda_graph: found "
             f"plan {settings.plan!r}, expected 'large'; leave them out, or give --plan large"
         )
 

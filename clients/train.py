@@ -29,9 +29,17 @@ from clients.large.fused import FirstLayerRows, FusedBatch
 from clients.large.history import History, HistoryTables, TableSpec
 from clients.large.order import Order, measure_order
 from clients.large.padding import PaddedBatch, Padding
+from clients.large.replay import ReplayedStep, check_recordable
 from clients.micrograph.dataset import HomeBatch, HomeDataset
 from clients.micrograph.training import HomeOptions, HomeTraining
-from clients.models import LAYERS, DropoutKeys, Layered, RelationalModel, RowExchange
+from clients.models import (
+    LAYERS,
+    DropoutKeys,
+    Layered,
+    OrderedLayer,
+    RelationalModel,
+    RowExchange,
+)
 from clients.ranks import FlatGradients, Ranks, SplitPlace, joined
 from clients.settings import (
     OPTIONS,
@@ -169,7 +177,11 @@ class Trainer:
             self._place = ranks.split_place(attached.num_owners)
         self.model = Classes(self._make_net(), settings.compile).to(self._device)
         self._gradients = FlatGradients(self.model, ranks)
-        self._optimizer = torch.optim.Adam(self.model.parameters(), settings.learning_rate)
+        self._replayed = self._make_replayed() if settings.cuda_graph else None
+        on_device = self._replayed is not None and self._device.type == "cuda"
+        self._optimizer = torch.optim.Adam(
+            self.model.parameters(), settings.learning_rate, capturable=on_device
+        )
         data = self._open_training()
         self._data = self.ahead(data)
         self._home: HomeTraining | None = None
@@ -181,7 +193,7 @@ class Trainer:
         self._due = False  # a checkpoint is to be saved
         self._first_epoch = 0
         self._order: Order | None = None
-        self.padding = Padding() if settings.compile else None
+        self.padding = Padding() if settings.compile or settings.cuda_graph else None
         self.history = self._open_history(data) if settings.history else None
         if settings.checkpoint and Path(settings.checkpoint).exists():
             self._load(settings.checkpoint)
@@ -217,6 +229,20 @@ class Trainer:
         names = ("draws", "large_batches", "second_fanout")
         large = {name: getattr(settings, name) for name in names}
         return self.open_split("train", make=LargeDataset, **large)
+
+    def _make_replayed(self) -> ReplayedStep:
+        """Steps as one CUDA graph.  Raises ValueError."""
+        check_recordable(self._device, self._ranks.world_size)
+        for layer in self.model.modules():
+            if isinstance(layer, OrderedLayer):
+                layer.kernel = "index_add"  # others have the host wait
+
+        def backward(batch: PaddedBatch) -> torch.Tensor:
+            self._gradients.clear()
+            self._gradients.add(*self._loss_of(batch))
+            return self._gradients.mean_on_device(everywhere=False)
+
+        return ReplayedStep(backward, lambda: self._optimizer.step())
 
     def _open_history(self, data: AnyDataset) -> History:
         """Tables for this model and store.  Raises ValueError."""
@@ -375,6 +401,9 @@ class Trainer:
             assert isinstance(data, LargeDataset)
             assert isinstance(data.current, PartitionDraws)
             self.history.begin(data.current)
+        if self._replayed is not None and isinstance(batch, PaddedBatch):
+            total, labelled = self._replayed(batch).tolist()
+            return total, int(labelled)
         found = self._gradients.of_mean(*self._loss_of(batch))
         self._optimizer.step()
         if self.history is not None and self.history.ends_with(batch.step):

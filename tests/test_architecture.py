@@ -137,6 +137,7 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/large/order.py",
         "clients/large/padding.py",
         "clients/large/reader.py",
+        "clients/large/replay.py",
         "clients/large/second.py",
     },
     "triton": {"clients/device/kernels.py"},

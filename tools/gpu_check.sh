@@ -55,6 +55,7 @@ step() {
     "$@" || { failed=1; echo "== FAILED: $*"; }
 }
 step "$venv/bin/python" -c 'import torch, triton; print(torch.__version__, triton.__version__, torch.cuda.get_device_name())'
+# tests/gpu/test_replay.py: steps as one CUDA graph, against eager ones, and their launches
 step "$venv/bin/python" -m pytest tests/gpu tests/clients/device tests/clients/test_prefetch.py -rs
 if [ $bench = 1 ]; then
     step "$venv/bin/python" -m tools.bench gpu --folder "$out/bench" --out "$out/gpu.jsonl"

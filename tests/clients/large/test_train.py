@@ -8,6 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import clients.large.replay  # noqa: E402
+import clients.models  # noqa: E402
 import clients.train  # noqa: E402
 from clients.large.order import Order  # noqa: E402
 from clients.ranks import Ranks  # noqa: E402
@@ -123,6 +125,31 @@ def test_epochs_after_the_first_are_compiled_and_go_on_after_a_stop(
     assert (seen[-len(after) :], weights) == (after, found)
 
 
+def test_replayed_steps_train_what_steps_of_padded_batches_train(served, monkeypatch):
+    """The same kernels and masks: what a graph records is run as it is, as there is no GPU."""
+    recorded, replayed = [], []
+
+    def run_again(run, warm_up, device):
+        recorded.append(device)
+        with torch.random.fork_rng():
+            warm_up()
+        return lambda: replayed.append(run())
+
+    monkeypatch.setattr(clients.large.replay, "record", run_again)
+    given = settings(served, plan="large", epochs=3)
+    with monkeypatch.context() as patched:
+        patched.setattr(clients.train, "check_recordable", lambda *_: None)
+        seen, found = trained(Ranks(), given | {"cuda_graph": True})
+    assert len(recorded) == 1
+    assert len(seen) // 3 < len(replayed) <= len(seen) * 2 // 3
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "compile", lambda function, **_: function)
+        patched.setattr(clients.models.SageLayer, "kernel", "index_add")
+        padded, weights = trained(Ranks(), given | {"compile": True})
+    assert padded == seen
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(weights), atol=0, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
@@ -133,6 +160,10 @@ def test_epochs_after_the_first_are_compiled_and_go_on_after_a_stop(
             {"plan": "large", "compile": True, "order": "measured"},
             "compile: found order 'measured'",
         ),
+        ({"plan": "large", "compile": True, "dropout": "keyed"}, "compile: found dropout 'keyed'"),
+        ({"plan": "large", "cuda_graph": True}, "cuda_graph: found device 'cpu' and 1 ranks"),
+        ({"cuda_graph": True}, "found plan 'auto', expected 'large'"),
+        ({"plan": "large", "cuda_graph": True, "compile": True}, "compile with cuda_graph"),
         ({"order": "measured"}, "found plan 'auto', expected 'large'"),
         ({"plan": "minibatch", "second_fanout": (2, 2)}, "found plan 'minibatch', expected"),
     ],
