@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tests.daemons import ROOT
 from tests.tools.tiny import TINY, by_side
 from tools.bench import epochs, gpu, large, peers, split, trainers
 from tools.bench.harness import BENCHES, run
-from tools.bench.setup import serving
+from tools.bench.setup import command, serving
 
 
 def test_loaders(folder):
@@ -97,6 +98,31 @@ def test_rows_of_large_batches_come_once_and_shared_draws_are_sampled_once(folde
     assert shared["rows"] < own["rows"] < one["rows"]
     assert shared["sampled"] < own["sampled"] == one["sampled"] == one["edges"] == own["edges"]
     assert own["mb"] == pytest.approx(own["rows"] * one["mb"] / one["rows"])
+
+
+def test_partitions_bring_what_is_sampled_to_as_many_steps_of_every_rank(folder):
+    given = large.LargeOptions(
+        folder, nodes=3000, degree=8, features=16, mem="32M", fanouts=(5, 5), batch_size=50,
+        ranks=(1, 2), large_batches=(4,),
+    )  # fmt: skip
+    parts = folder / "partitioned"
+    command("preprocess", "repartition", str(given.store()), str(parts), "--partitions", "16")
+    (plan,) = large.large(replace(given, stores=(parts,)))
+    names = [f"{way}, {ranks} ranks" for ranks in (1, 2) for way in
+             ("one at a time, 1", "own, 4", "shared, 4", "partitions, 0")]  # fmt: skip
+    assert [side.name for side in plan.sides] == names
+    found = {s.name: s.work(*s.arguments) for s in plan.sides if s.name[:3] in ("one", "par")}
+    one, two = (found[f"partitions, 0, {ranks} ranks"] for ranks in (1, 2))
+    plain = found["one at a time, 1, 1 ranks"]
+    assert one["sampled"] < plain["sampled"] == plain["edges"]
+    row_bytes = 1e6 * plain["mb"] / plain["rows"]
+    for figures in (one, two):
+        assert 0 < figures["rows"] < figures["whole_rows"]
+        assert 0 < figures["pulled"] < figures["whole_pulled"]
+        num_bytes = row_bytes * figures["rows"] + 4 * given.hidden * figures["pulled"]
+        assert figures["mb"] == pytest.approx(num_bytes / 1e6)
+    assert one["mb_rank"] == one["mb"]
+    assert two["mb"] / 2 <= two["mb_rank"] < two["mb"]
 
 
 def test_rows_of_a_peer_and_a_plain_copy(folder):
