@@ -111,6 +111,17 @@ def test_accuracy_of_a_daemon_and_of_a_loader_in_memory(graph, tmp_path, monkeyp
     assert capsys.readouterr().out == printed + "\n"
 
 
+def test_every_way_of_large_batches(graph, tmp_path):
+    out = tmp_path / "lines"
+    words = ["--partitions", "16", "--epochs", "5", "--num-neighbors", "3", "2", "--hidden", "8"]
+    words += ["--seeds", "1", "--batch-size", "20", "--jobs", "1", "--learning-rate", "0.03"]
+    main(["large", str(graph), *words, "--dropout", "0", "--mem", "32M", "--out", str(out)])
+    found = {x["way"]: x for x in read_lines(out)}
+    assert len(found) == 6
+    assert all(40 < x["accuracy"] <= 100 for x in found.values())  # of four classes
+    assert found["minibatch"]["steps"] == found["shared (LBS)"]["steps"]
+
+
 def test_every_way_of_macro_batches(graph, tmp_path):
     out = tmp_path / "lines"
     names = ["in memory", "random 1/8", "GAP + hubs + halo 0.3 1/16"]

@@ -45,10 +45,10 @@ def read_epoch(
 
     size   steps of a large batch; of draws "partitions": partitions
 
-    `rows` come to the trainers, `pulled` rows of historical embeddings, too; `mb` are both, `mb_rank`
-    those of the rank with most of them.  The daemon draws `sampled` edges; `edges` are trained on.
-    `whole_rows` and `whole_pulled` are what partitions would bring without the filter: all inner
-    nodes, and all nodes with an edge into these.
+    `rows` come to the trainers, and `pulled` rows of historical embeddings; `mb` are both, and
+    `mb_rank` those of the rank with most of them.  The daemon draws `sampled` edges; `edges` are
+    trained on.  `whole_rows` and `whole_pulled` are what partitions would bring without the filter:
+    all inner nodes, and all nodes with an edge into these.
     """
     folder = given.folder / f"large-{draws}-{size}-{ranks}"
     folder.mkdir(parents=True, exist_ok=True)

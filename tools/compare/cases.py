@@ -3,9 +3,11 @@
 Each iteration of a loader gives the batches of the next epoch.
 """
 
+import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -14,9 +16,13 @@ from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 
 from clients import pyg
+from clients.large.batch import PartitionDraws
+from clients.large.dataset import LargeDataset
+from clients.large.history import History, HistoryTables, TableSpec
+from clients.ranks import Ranks
 from clients.torch import HopDataset, NeighborDataset
 from tools.compare import tasks
-from tools.compare.tasks import CompareOptions, fill_absent
+from tools.compare.tasks import CompareOptions, HistoryStep, fill_absent
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,47 @@ def hops(run: TrainingRun) -> Iterable[Any]:
     )  # fmt: skip
 
 
+def large(run: TrainingRun) -> Iterable[Any]:
+    """Steps of large batches."""
+    options = run.options
+    return LargeDataset(
+        run.endpoint, "train", options.num_neighbors, options.batch_size, seed=run.seed,
+        **run.way.options,
+    )  # fmt: skip
+
+
+class WithHistory:
+    """Steps of large batches of partitions, with tables of historical embeddings."""
+
+    def __init__(self, run: TrainingRun, fixed: bool) -> None:
+        """`fixed`: the tables stay as they begin, zero."""
+        self._run, self._fixed, self.dataset = run, fixed, large(run)
+        self._history: History | None = None
+
+    def __iter__(self) -> Iterator[HistoryStep]:
+        data, given = self.dataset, self._run.options
+        assert isinstance(data, LargeDataset)
+        if self._history is None:
+            attached = data.attached()
+            assert attached.partitions is not None
+            spec = TableSpec(
+                attached.resolved.fingerprint, "sage", len(given.num_neighbors) - 1,
+                attached.partitions.first[-1], given.hidden, "float32",
+            )  # fmt: skip
+            with tempfile.NamedTemporaryFile() as file:  # mapped, it outlives its name
+                self._history = History(HistoryTables(file.name, spec, Ranks()), Ranks())
+        history = self._history
+        for batch in data:
+            if history.complete:
+                assert isinstance(data.current, PartitionDraws)
+                history.begin(data.current)
+            yield HistoryStep(batch, history)
+            if history.ends_with(batch.step):
+                history.end()
+                if self._fixed:
+                    history.tables.rows.zero_()
+
+
 class Case(NamedTuple):
     """A comparison: a task, the ways to train on it, and defaults of the options."""
 
@@ -158,6 +205,23 @@ def labor_ways(_: CompareOptions) -> list[Way]:
     return [Way(name, nodes, base, options=asked) for name, asked in ways.items()]
 
 
+def large_ways(options: CompareOptions) -> list[Way]:
+    """Minibatches, large batches with shared draws, and an 8th and a 16th of the partitions."""
+    base = "minibatch"
+    ingest = ("--partitions", str(options.partitions), "--hubs", "0")
+    asked: dict[str, Any] = {"frontier": "layer", "plan": "minibatch"}
+    found = [
+        Way(base, nodes, base, ingest, asked),
+        Way("shared (LBS)", large, base, ingest, asked | {"draws": "shared"}),
+    ]
+    for share in (8, 16):
+        parts = asked | {"draws": "partitions", "macro_partitions": options.partitions // share}
+        for name, fixed in (("histories", False), ("tables of zeros", True)):
+            loader = partial(WithHistory, fixed=fixed)
+            found.append(Way(f"partitions (PBS) 1/{share}, {name}", loader, base, ingest, parts))
+    return found
+
+
 def hop_ways(options: CompareOptions) -> list[Way]:
     """Each model on rows in any order, and on chunks of several sizes."""
     operator, _, loops = options.operator.partition("+")
@@ -195,6 +259,12 @@ CASES = {
     "macro": Case(
         "macro-batches against batches from the whole graph, by partitioner, hubs and halos",
         tasks.NodeTask, macro_ways, {"epochs": 60, "batch_size": 250, "jobs": 2},
+    ),
+    "large": Case(
+        "large batches, with shared draws and of partitions with historical embeddings, against "
+        "minibatches",
+        tasks.LargeTask, large_ways,
+        {"epochs": 20, "num_neighbors": (10, 10, 10), "mem": "1G"},
     ),
     "labor": Case(
         "batches by LABOR against those by neighbor sampling",

@@ -5,6 +5,7 @@ Each task is made once a process, of the options and of a daemon with its store.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Protocol
 
@@ -20,7 +21,10 @@ from torchmetrics.functional.classification import binary_auroc
 from blockstore.store import open_store, read_rows
 from clients.hopwise.dataset import HopDataset
 from clients.hopwise.models import ALONE, make_model
+from clients.large.batch import PLACE
+from clients.large.history import History
 from clients.models import GraphSage
+from clients.torch import Batch
 from preprocess.errors import BadInput
 from preprocess.export.edges import columns_of
 from tools.command import byte_size
@@ -49,7 +53,7 @@ class CompareOptions:
     dropout: float = 0.5
     weight_decay: float = 0.0
     replace: Annotated[bool, "links: draw neighbors with replacement"] = False
-    partitions: Annotated[int, "macro"] = 64
+    partitions: Annotated[int, "macro, large"] = 64
     operator: Annotated[str, "hops: +loops makes a node its own neighbor"] = "sym+loops"
     hops: Annotated[int, "hops: hops 0 to this one"] = 3
     models: Annotated[tuple[str, ...], "hops"] = ("linear", "features", "sgc", "sign", "hoga")
@@ -167,7 +171,7 @@ class NodeTask:
         """Of a batch or of the whole graph."""
         # without pyg-lib, PyG does not count per hop: its batches are then not trimmed
         counts = [getattr(data, f"num_sampled_{of}", None) for of in ("nodes", "edges")]
-        out: Tensor = model(data.x, data.edge_index, *counts)
+        out: Tensor = model(data.x, data.edge_index, *counts, getattr(data, "frontier", "new"))
         return out
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
@@ -179,6 +183,27 @@ class NodeTask:
         """Accuracy over the whole graph; valid is not looked at."""
         right = self.logits(model, self.data).argmax(dim=1) == self._of(self.data).y
         return 0.0, 100 * float(right[self._test].double().mean())
+
+
+class HistoryStep(NamedTuple):
+    """A step of a large batch of partitions, and where its model's embeddings are kept."""
+
+    batch: Batch
+    history: History
+
+
+class LargeTask(NodeTask):
+    """The same, also with historical embeddings."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        if not isinstance(batch, HistoryStep):
+            return super().loss(model, batch)
+        step, history = batch
+        activations = partial(history, places=step.features[PLACE])
+        counts = (step.num_sampled_nodes, step.num_sampled_edges)
+        out = model(step.x, step.edge_index, *counts, step.frontier, None, None, activations)
+        assert step.y is not None
+        return functional.cross_entropy(out, step.y[: step.batch_size])
 
 
 class PygTask(NodeTask):
