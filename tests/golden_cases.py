@@ -220,6 +220,10 @@ PLAIN = {
         plan="macrobatch", macro_partitions=2, hubs=False, halos=False
     ),
     "macrobatch-rank-1-of-2": neighbor(plan="macrobatch", macro_partitions=2, rank=1, world_size=2),
+    "partitions": neighbor(plan="partitions", macro_partitions=2, frontier="layer"),
+    "partitions-rank-1-of-2": neighbor(
+        plan="partitions", macro_partitions=2, frontier="layer", rank=1, world_size=2
+    ),
     "links-binary": link(edges="valid", amount=2),
     "links-triplet": link(negatives="triplet", amount=2, exclude="self"),
     "links-labor": link(edges="valid", amount=2, sampler="labor"),
