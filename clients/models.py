@@ -1,5 +1,6 @@
 """Reference models in plain torch: no graph library needed."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -30,7 +31,7 @@ __all__ = [
     "mean_of_neighbors",
 ]
 
-Layer = Callable[[int, int], nn.Module]  # of widths in and out
+Layer = Callable[[int, int], "OrderedLayer"]  # of widths in and out
 
 
 def keep_mask(ids: Tensor, width: int, rate: float, key: int) -> Tensor:
@@ -107,6 +108,32 @@ class OrderedLayer(nn.Module):
     kernels: tuple[str, ...] = tuple(KERNELS)  # that it can aggregate by
     kernel = "embedding_bag"  # the one that it does
 
+    # -- the same in two halves, for who cannot hold rows of all nodes: clients/inference ----------
+
+    num_out: int
+    parts: int  # the result has so many pieces, which can be computed one without another
+    source_width: int  # numbers that a source gives to a part
+    target_width: int  # numbers that a target gives to a part
+
+    @abstractmethod
+    def sources(self, h: Tensor) -> Tensor:
+        """What nodes give to those that they have edges to: (n, parts, source_width)."""
+
+    @abstractmethod
+    def targets(self, h: Tensor) -> Tensor:
+        """What nodes give to their own result: (n, parts, target_width)."""
+
+    @abstractmethod
+    def join(self, sources: Tensor, targets: Tensor, edge_index: Tensor) -> Tensor:
+        """The result, or some consecutive parts of it.
+
+        sources     (sources, some parts, source_width)
+        targets     (targets, these parts, target_width)
+        edge_index  int64 (2, num_edges)   targets ascending
+
+        Returns (targets, numbers of these parts): as `forward`, up to rounding.
+        """
+
 
 class SageLayer(OrderedLayer):
     """Mean over in-neighbors beside the node itself: W_self h_v + W_nbr mean(h_u).
@@ -120,6 +147,7 @@ class SageLayer(OrderedLayer):
         self.neighbor = nn.Linear(num_in, num_out, bias=False)
         self.own = nn.Linear(num_in, num_out)
         self.aggregates_first = num_out >= num_in
+        self.num_out, self.parts, self.source_width, self.target_width = num_out, num_out, 1, 1
 
     def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
         """(sources, num_in), (targets, num_in) -> (targets, num_out)."""
@@ -128,6 +156,17 @@ class SageLayer(OrderedLayer):
         mean = mean_of_neighbors(h, edge_index, own.size(0), self.kernel)
         out: Tensor = (self.neighbor(mean) if first else mean) + self.own(own)
         return out
+
+    def sources(self, h: Tensor) -> Tensor:
+        out: Tensor = self.neighbor(h)
+        return out[..., None]
+
+    def targets(self, h: Tensor) -> Tensor:
+        out: Tensor = self.own(h)
+        return out[..., None]
+
+    def join(self, sources: Tensor, targets: Tensor, edge_index: Tensor) -> Tensor:
+        return mean_of_neighbors(sources.flatten(1), edge_index, targets.size(0)) + targets[..., 0]
 
 
 class GcnLayer(OrderedLayer):
@@ -142,15 +181,32 @@ class GcnLayer(OrderedLayer):
         super().__init__()
         self.linear = nn.Linear(num_in, num_out)
         self.aggregates_first = True
+        self.num_out, self.parts, self.source_width, self.target_width = num_out, num_out, 1, 1
 
     def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
         """(sources, num_in), (targets, num_in) -> (targets, num_out)."""
         counts = count_edges(edge_index[1], own.size(0))[:, None]
         if not self.aggregates_first:
             h, own = (functional.linear(rows, self.linear.weight) for rows in (h, own))
+        mixed = self._mix(h, own, edge_index, counts)
+        return self.linear(mixed) if self.aggregates_first else mixed + self.linear.bias
+
+    def _mix(self, h: Tensor, own: Tensor, edge_index: Tensor, counts: Tensor) -> Tensor:
+        """Mean over the node itself and its neighbors; `counts`: of these, (targets, 1)."""
         mean = mean_of_neighbors(h, edge_index, own.size(0), self.kernel)
         mixed: Tensor = (own + mean * counts) / (1 + counts)
-        return self.linear(mixed) if self.aggregates_first else mixed + self.linear.bias
+        return mixed
+
+    def sources(self, h: Tensor) -> Tensor:
+        out: Tensor = self.linear(h)
+        return out[..., None]
+
+    def targets(self, h: Tensor) -> Tensor:
+        return self.sources(h)
+
+    def join(self, sources: Tensor, targets: Tensor, edge_index: Tensor) -> Tensor:
+        counts = count_edges(edge_index[1], targets.size(0))[:, None]
+        return self._mix(sources.flatten(1), targets[..., 0], edge_index, counts)
 
 
 class GatLayer(OrderedLayer):
@@ -171,6 +227,9 @@ class GatLayer(OrderedLayer):
         self.from_source = nn.Parameter(nn.init.xavier_uniform_(torch.empty(shape)))
         self.from_target = nn.Parameter(nn.init.xavier_uniform_(torch.empty(shape)))
         self.aggregates_first = False
+        # of a head: rows, then the score as a source; of targets then that as a target
+        self.num_out, self.parts = num_out, self.heads
+        self.source_width, self.target_width = shape[1] + 1, shape[1] + 2
 
     def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
         """(sources, num_in), (targets, num_in) -> (targets, num_out).
@@ -190,12 +249,7 @@ class GatLayer(OrderedLayer):
             targets = self.linear(own).view(-1, *self.from_source.shape)
             of_sources, alone = ((x * self.from_source).sum(-1) for x in (sources, targets))
             asked = (targets * self.from_target).sum(-1)  # (targets, heads)
-        scores = functional.leaky_relu(of_sources[src] + asked[dst], 0.2)
-        alone = functional.leaky_relu(alone + asked, 0.2)
-        index = dst[:, None].expand_as(scores)
-        top = alone.scatter_reduce(0, index, scores, "amax").detach()
-        shares, own_share = (scores - top[dst]).exp(), (alone - top).exp()
-        total = own_share.scatter_add(0, index, shares)
+        shares, own_share, total = self._shares(of_sources, alone, asked, edge_index)
         mixed = own_share[..., None] * targets
         mixed = mixed.index_add(0, dst, shares[..., None] * sources[src])
         mixed = mixed / total[..., None]
@@ -203,6 +257,49 @@ class GatLayer(OrderedLayer):
             mixed = torch.einsum("nhi,hoi->nho", mixed, weight)
         out: Tensor = mixed.flatten(1) + self.bias
         return out
+
+    def _shares(
+        self, of_sources: Tensor, alone: Tensor, asked: Tensor, edge_index: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Shares of edges, of the targets themselves, and their sums, each (..., heads).
+
+        of_sources  (sources, heads)  scores; `alone`, `asked` (targets, heads): those of targets as
+                                      sources and as targets
+        """
+        src, dst = edge_index[0], edge_index[1]
+        scores = functional.leaky_relu(of_sources[src] + asked[dst], 0.2)
+        alone = functional.leaky_relu(alone + asked, 0.2)
+        index = dst[:, None].expand_as(scores)
+        top = alone.scatter_reduce(0, index, scores, "amax").detach()
+        shares, own_share = (scores - top[dst]).exp(), (alone - top).exp()
+        return shares, own_share, own_share.scatter_add(0, index, shares)
+
+    def sources(self, h: Tensor) -> Tensor:
+        rows = self.linear(h).view(-1, *self.from_source.shape)
+        # shares add up to 1: so does what each row brings along of the bias
+        biased = rows + self.bias.view(*self.from_source.shape)
+        return torch.cat([biased, (rows * self.from_source).sum(-1, keepdim=True)], -1)
+
+    def targets(self, h: Tensor) -> Tensor:
+        rows = self.linear(h).view(-1, *self.from_source.shape)
+        asked = (rows * self.from_target).sum(-1, keepdim=True)
+        return torch.cat([self.sources(h), asked], -1)
+
+    def join(self, sources: Tensor, targets: Tensor, edge_index: Tensor) -> Tensor:
+        """Rows are added by an embedding bag a target: none is held for each edge."""
+        (src, dst), (_, heads, width) = edge_index, sources.shape
+        shares, own_share, total = self._shares(
+            sources[..., -1], targets[..., -2], targets[..., -1], edge_index
+        )
+        counts = count_edges(dst, targets.size(0))
+        starts, flat = counts.cumsum(0) - counts, sources.reshape(-1, width)
+        mixed = own_share[..., None] * targets[..., : width - 1]
+        for head in range(heads):
+            mixed[:, head] += functional.embedding_bag(
+                src * heads + head, flat, starts, mode="sum",
+                per_sample_weights=shares[:, head].contiguous(),
+            )[:, : width - 1]  # fmt: skip
+        return (mixed / total[..., None]).flatten(1)
 
 
 LAYERS: dict[str, Layer] = {"sage": SageLayer, "gcn": GcnLayer, "gat": GatLayer}

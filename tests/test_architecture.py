@@ -33,10 +33,17 @@ MAY_IMPORT = {  # package -> modules of ours; a package stands for all of its mo
     "tools": {"tools", "blockstore", "preprocess", "loaderd", "clients"},
 }
 # folders that may import more: packs are what the daemon's own engine samples
-MORE = {"preprocess/packs": {"loaderd"}, "preprocess/__main__.py": {"loaderd.api.errors"}}
+MORE = {
+    "preprocess/packs": {"loaderd"},
+    "preprocess/__main__.py": {"loaderd.api.errors"},
+    # inference is a run of stages over a whole store, whose path the daemon tells
+    "clients/inference": {"blockstore", "preprocess", "loaderd.server.transport"},
+    "clients/infer.py": {"blockstore", "preprocess.errors"},
+}
 BELOW = {  # folder -> folders beside it, and modules, that it builds on
     "clients/connection": {},
     "clients/device": {"connection", "records"},
+    "clients/inference": {"models"},
     "clients/hopwise": {"batch", "connection", "dataset", "records"},
     "clients/micrograph": {"batch", "connection", "cut", "ranks", "torch"},
     "clients/large": {
@@ -117,6 +124,10 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/pyg.py",
         "clients/models.py",
         "clients/train.py",
+        "clients/inference/model.py",
+        "clients/inference/passing.py",
+        "clients/inference/plan.py",
+        "clients/inference/run.py",
         "preprocess/files/torchfile.py",
         "clients/ranks.py",
         "clients/settings.py",

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from blockstore.io.files import naming
 
 _BRACKETS = " []()"
+_GROUP_BYTES = 4 << 20  # of rows that are written together
 
 
 class ColumnType(NamedTuple):
@@ -138,3 +139,40 @@ def writing_keys(path: Path) -> Iterator[Callable[[Texts], None]]:
     finally:
         with naming(path, 0):
             writer.close()
+
+
+def write_parquet(
+    path: Path,
+    ids: NDArray[Any] | None,
+    width: int,
+    dtype: str,
+    place: Callable[[Callable[[NDArray[Any]], None]], None],
+) -> None:
+    """A file with the columns `id`, int64, and `rows`, lists of `width` numbers.
+
+    ids     of the rows; None: 0, 1, ...
+    place   hands over the rows, in their order
+
+    Raises OutOfSpace.
+    """
+    item = pa.from_numpy_dtype(np.dtype(dtype))
+    schema = pa.schema([("id", pa.int64()), ("rows", pa.list_(item, width))])
+    step = max(1, _GROUP_BYTES // (np.dtype(dtype).itemsize * width + 8))
+    done = 0
+    with naming(path, 0), pq.ParquetWriter(path, schema) as out:
+
+        def emit(rows: NDArray[Any]) -> None:
+            nonlocal done
+            for first in range(0, rows.shape[0], step):
+                some = np.ascontiguousarray(rows[first : first + step])
+                names = (
+                    np.arange(done, done + some.shape[0])
+                    if ids is None
+                    else ids[done:][: len(some)]
+                )
+                lists = pa.FixedSizeListArray.from_arrays(pa.array(some.reshape(-1)), width)
+                columns = [pa.array(names.astype(np.int64)), lists]
+                out.write_table(pa.Table.from_arrays(columns, schema=schema))
+                done += some.shape[0]
+
+        place(emit)

@@ -1,0 +1,92 @@
+"""How much of a layer is in memory at a time; no file is read."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from blockstore.errors import BudgetTooSmall
+from blockstore.format import Manifest
+from blockstore.units import format_mem
+from clients.inference.model import ModelSteps, Step
+from clients.inference.rows import SCAN_BYTES, STEP_ROWS
+
+BUFFER_BYTES = 1 << 20  # of each of two buffers of an array that is written
+_TORCH_BYTES = 224 << 20  # the interpreter, torch and other libraries
+_READ_COPIES = 8  # of a scan: read, changed, ahead of use
+_STEP_COPIES = 3  # of what a step of rows computes
+_EDGE_BYTES = 64 << 20  # ids, shares and sums of the edges of a step
+_TABLE_SHARE = 1024  # bytes of a store for each byte of its checksums
+_MIN_SHARE = 16 << 20  # to put the result in the order of the ids
+
+
+class Slice(NamedTuple):
+    """Parts [first, stop) of what a layer gives."""
+
+    first: int
+    stop: int
+
+
+class LayerPlan(NamedTuple):
+    resident: bool  # what sources give is in memory from when it is computed, of all relations
+    slices: tuple[Slice, ...]  # computed one after another; each reads the graph once
+
+
+class InferencePlan(NamedTuple):
+    layers: tuple[LayerPlan, ...]
+    share: int  # bytes for what sources give, and later for the order of the result
+
+
+def item_bytes(dtype: torch.dtype) -> int:
+    return torch.empty(0, dtype=dtype).element_size()
+
+
+def plan_inference(steps: ModelSteps, manifest: Manifest, mem_bytes: int) -> InferencePlan:
+    """Share out --mem.  Raises BudgetTooSmall with the minimum that would do."""
+    nodes = {t.name: t.num_nodes for t in manifest.types}
+    fixed = _fixed_bytes(steps, manifest)
+    ids = 16 * steps.output_type.num_nodes  # where rows of the result go
+    least = max(max(_one_part(step, nodes, steps) for step in steps.steps), ids + _MIN_SHARE)
+    if mem_bytes < fixed + least:
+        raise BudgetTooSmall(
+            f"--mem {format_mem(mem_bytes)}: expected at least --mem {format_mem(fixed + least)} "
+            f"for one part of a layer, of all {manifest.num_nodes:,} nodes, and buffers",
+            fixed + least,
+        )
+    share = mem_bytes - fixed
+    return InferencePlan(tuple(_plan_layer(s, nodes, steps, share) for s in steps.steps), share)
+
+
+def _plan_layer(step: Step, nodes: Mapping[str, int], steps: ModelSteps, share: int) -> LayerPlan:
+    parts, item = next(iter(step.layers.values())).parts, item_bytes(steps.dtype)
+    whole = sum(
+        nodes[src] * layer.parts * layer.source_width * item
+        for (src, _, _), layer in step.layers.items()
+    )
+    if whole <= share:
+        return LayerPlan(True, (Slice(0, parts),))
+    count = -(-parts // (share // max(1, _one_part(step, nodes, steps))))
+    each = -(-parts // count)
+    slices = (Slice(first, min(first + each, parts)) for first in range(0, parts, each))
+    return LayerPlan(False, tuple(slices))
+
+
+def _one_part(step: Step, nodes: Mapping[str, int], steps: ModelSteps) -> int:
+    """Bytes of what all sources of a relation give to one part."""
+    widths = [nodes[src] * layer.source_width for (src, _, _), layer in step.layers.items()]
+    return max(widths) * item_bytes(steps.dtype)
+
+
+def _fixed_bytes(steps: ModelSteps, manifest: Manifest) -> int:
+    """What is in memory whatever is computed."""
+    item, most = item_bytes(steps.dtype), 0
+    for step in steps.steps:
+        # of arrays that are written while what sources give is in memory; otherwise that is free
+        buffers = 2 * max(BUFFER_BYTES, manifest.block_bytes) * (len(step.layers) + 1)
+        given = sum(a.parts * (a.source_width + a.target_width) for a in step.layers.values())
+        rows = STEP_ROWS * (given + max(steps.widths.values())) * item
+        most = max(most, _STEP_COPIES * rows + buffers)
+    tables = sum(r.num_blocks for r in manifest.relations) * manifest.block_bytes // _TABLE_SHARE
+    rows = sum(t.num_nodes * steps.widths[t.name] for t in manifest.types) * item // _TABLE_SHARE
+    scans = _READ_COPIES * max(SCAN_BYTES, manifest.block_bytes)
+    return _TORCH_BYTES + _EDGE_BYTES + most + tables + rows + 3 * scans
