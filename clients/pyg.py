@@ -7,6 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.sampler import NegativeSampling
 
 from clients.dataset import SteppedDataset
@@ -130,6 +131,20 @@ class NeighborLoader(DaemonLoader):
     """
 
     dataset: NeighborDataset | HeteroDataset
+
+    @property
+    def __class__(self) -> Any:  # type: ignore[misc]  # of `object` it can be set
+        """PyG's own loader: its models assert that, without a word, before they ask for `data`."""
+        return PygNeighborLoader
+
+    @property
+    def data(self) -> Any:
+        """Raises AttributeError: what to call instead."""
+        raise AttributeError(
+            f"data: the graph is with the daemon at {self.dataset.endpoint}, expected batches "
+            "to be used alone; in place of model.inference(loader) call "
+            "clients.inference.layerwise(model, endpoint, 'rows.npy')"
+        )
 
     def __init__(
         self,
