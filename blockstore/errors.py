@@ -38,6 +38,10 @@ class BudgetTooSmall(StoreError):
         self.least_bytes = least_bytes
 
 
+class NotServed(StoreError):
+    """The daemon of a store did not start."""
+
+
 class StoreBusy(StoreError):
     """Another process is writing the same store."""
 

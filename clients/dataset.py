@@ -20,9 +20,10 @@ from clients.connection.buffers import BufferPool, Memory
 from clients.connection.position import Position, check_resolved, dump_state, parse_state
 from clients.connection.remote import open_session
 from clients.connection.request import checked_epoch, checked_request
+from clients.connection.served import endpoint_of
 from clients.connection.session import Halted, Session, StepsLeftOut
 from clients.sharding import refuse_second_batching, refuse_second_sharding
-from loaderd.api.errors import NoDaemon, Refused, SessionLost, ShuttingDown
+from loaderd.api.errors import NoDaemon, SessionLost, ShuttingDown
 from loaderd.api.protocol import Attach, Attached, Resolved
 
 RECONNECT_S = 60.0  # to start a daemon again, on a large store
@@ -117,11 +118,8 @@ class SteppedDataset(IterableDataset[B_co]):
     ) -> None:
         """`ids`: of the seeds, where the request names no split."""
         super().__init__()
-        if not isinstance(endpoint, str):
-            raise Refused(
-                f"endpoint: found {endpoint!r}, expected a text, ipc:///path/of/the/socket"
-            )
-        self.endpoint, self.reconnect_s = endpoint, reconnect_s
+        self.endpoint, self._daemon = endpoint_of(endpoint)
+        self.reconnect_s = reconnect_s
         self._request, self._ids = checked_request(request), ids
         self._position = Position()
         self._begun = False  # whether an iteration has handed out batches from `_position` on
@@ -319,6 +317,8 @@ class SteppedDataset(IterableDataset[B_co]):
                     raise
 
     def _open(self) -> Connection:
+        if self._daemon is not None:
+            self._daemon.ensure()
         session = open_session(self.endpoint, self._asked(), self._ids, self._resolved)
         try:
             reader = self._make_reader(session)

@@ -1,6 +1,7 @@
 """`NeighborLoader` and `LinkNeighborLoader` as PyG has them, over a daemon: one changed line."""
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -70,8 +71,11 @@ def check_arguments(data: object, options: dict[str, Any], **times: object) -> N
     Raises TypeError: graphs themselves are not taken, and times come with the seeds.
     """
     time_attr = options.pop("time_attr", None)
-    if not isinstance(data, str):
-        raise TypeError(f"data: {type(data).__name__}, expected a daemon's endpoint, ipc:///...")
+    if not isinstance(data, str | os.PathLike):
+        raise TypeError(
+            f"data: {type(data).__name__}, expected a daemon's endpoint, ipc:///..., or the path "
+            "of a store"
+        )
     for name, given in times.items():
         if time_attr is not None and given is None:
             raise TypeError(f"time_attr without {name}, expected a time of each seed")
@@ -132,8 +136,8 @@ class NeighborLoader(DaemonLoader):
 
     dataset: NeighborDataset | HeteroDataset
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[misc]  # of `object` it can be set
+    @property  # type: ignore[misc]  # that of `object` can be set
+    def __class__(self) -> Any:
         """PyG's own loader: its models assert that, without a word, before they ask for `data`."""
         return PygNeighborLoader
 

@@ -17,6 +17,7 @@ MAY_IMPORT = {  # package -> modules of ours; a package stands for all of its mo
         "blockstore.kernels",
         "blockstore.format",
         "blockstore.io",
+        "blockstore.launch",
         "blockstore.store",
         "loaderd.api.protocol",
         "loaderd.api.errors",

@@ -47,7 +47,7 @@ from loaderd.server.notify import notify
 from loaderd.server.owners import check_folder, user_name
 from loaderd.server.peer_answers import peers_bytes
 from loaderd.server.peer_rows import PeerRows, peer_source
-from loaderd.server.signals import Signals
+from loaderd.server.signals import Signals, end_when_unused
 from loaderd.server.transport import ask_status, parse_either
 from loaderd.sessions.engine import default_settings
 from loaderd.sessions.stores import Stores
@@ -117,6 +117,8 @@ def serve(
         access = flags.access(users, others)
         with logging_to_stderr(monitoring.log_format.value, monitoring.log_level.value):
             source = peer_source(peers)
+            if resources.while_used is not None:
+                end_when_unused(resources.while_used)
             _serve(opened, settings, source, address, monitoring, access, lambda: _paths(context))
 
 

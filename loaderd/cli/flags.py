@@ -77,6 +77,9 @@ class ServeResources(DaemonResources):
         "SESSION_SHARE", 0.95, "of free memory that a session of hyperbatches takes", min=0.1, max=1
     )
     reserve: str = _serve("RESERVE", "", "of the memory, for tables of stores that a reload opens")
+    while_used: Path | None = _serve(
+        "WHILE_USED", None, "end when no other process holds a lock (flock) on this file"
+    )
     dry_run: bool = flag(
         False, "print where the memory would go, and exit", "--dry-run", envvar="LOADERD_DRY_RUN"
     )

@@ -1,10 +1,14 @@
 """SIGTERM, SIGINT and SIGHUP of the daemon's process, from the first file to the last."""
 
 import asyncio
+import fcntl
+import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 _MOST_SIGNALS = 4096  # taken at a time
 
@@ -66,3 +70,18 @@ class Signals:
         else:
             self._waiting = False
             self._receiver()
+
+
+def end_when_unused(path: Path) -> None:
+    """Send this process SIGTERM when no other one holds a lock on a file (`flock`).
+
+    The lock is kept then until the process has ended: who wants to use the daemon waits for that.
+    Raises OSError.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def wait() -> None:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="users", daemon=True).start()
