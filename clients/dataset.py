@@ -371,9 +371,12 @@ class SteppedDataset(IterableDataset[B_co]):
                 finally:
                     session.check_intact()  # else zeros were read, or led to some other error
             except SessionLost as error:
-                _log.warning("%s", error)
                 if not backoff.wait():
                     raise
+                _log.warning(
+                    "%s; waits up to %g s (reconnect_s) for one that serves the same store",
+                    error, backoff.seconds,
+                )  # fmt: skip
 
 
 def _close(session: Session, reader: Reader) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from blockstore.errors import StoreError
 from clients.large.dataset import DRAWS
 from clients.large.history import DTYPES
 from clients.micrograph.training import MERGES, MIGRATE
@@ -164,6 +165,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "device": {"help": "cpu, cuda, cuda:1"},
     "checkpoint": {"help": "file to go on from and to save to"},
     "save_every": {"help": "steps between two checkpoints; 0: at the end of each epoch"},
+    "max_steps": {"help": "stop, and save, after so many steps in all; 0: never"},
     "timeout": {"help": "seconds that a process waits for the others"},
 }
 
@@ -194,16 +196,19 @@ def run_command(
     """
     default = make("")
     parser = argparse.ArgumentParser(description=doc)
-    parser.add_argument("endpoint", help="ipc:///path/of/the/socket")
+    parser.add_argument("endpoint", help="ipc:///path/of/the/socket, or the path of a store")
     for field in fields(default)[1:]:
         value = getattr(default, field.name)
         usual: dict[str, Any] = {"type": type(value), "default": value}
         if isinstance(value, bool):
             usual = {"action": "store_true"}
         option = "--" + field.name.replace("_", "-")
-        parser.add_argument(option, **(usual | {**special.get(field.name, {})}))
+        more = {**special.get(field.name, {})}
+        shown = "" if value in ("", (), False) else "(%(default)s)"
+        more["help"] = f"{more.get('help', '')} {shown}".strip()
+        parser.add_argument(option, **(usual | more))
     try:
         run(vars(parser.parse_args()))
-    except (DaemonError, NotTrainable, RankLost, ValueError) as error:
+    except (DaemonError, StoreError, NotTrainable, RankLost, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)

@@ -294,6 +294,9 @@ class Trainer:
             if self.padding is not None and not self.padding.settled and not self._ended:
                 self.padding.settle(self._ranks.most(self.padding.maxima))
             if self._ended:
+                saved = self._settings.checkpoint
+                where = f"saved to {saved}" if saved else "not saved: give --checkpoint FILE"
+                self._say(f"stopped after {self._steps} steps in all, {where}")
                 break
             self._say(clock.report(epoch, loss, self.accuracy("valid")))
         self._data.close()

@@ -123,9 +123,17 @@ def train(settings: HopSettings) -> tuple[float, float]:
 
 
 def main() -> None:
+    methods = ("cr", "rr", "advised")
     special: dict[str, dict[str, Any]] = {
-        "model": {"choices": MODELS}, "method": {"choices": ("cr", "rr", "advised")}
-    }  # fmt: skip
+        "model": {"choices": MODELS},
+        "operator": {"help": "whose hops are trained on; left out: of all that the store has"},
+        "hops": {"help": "how many of them; -1: all"},
+        "method": {"choices": methods, "help": "of shuffling: chunks, rows, or as a trial advises"},
+        "chunk": {"help": "rows of a chunk of cr; 0: as the daemon chooses"},
+        "hidden": {"help": "width; 0: as in the model's paper"},
+        "device": {"help": "cpu, cuda, cuda:1"},
+        "store": {"help": "its name, if the daemon serves several"},
+    }
     run_command(HopSettings, __doc__, lambda given: train(HopSettings(**given)), special)
 
 

@@ -16,6 +16,7 @@ MAY_IMPORT = {  # package -> modules of ours; a package stands for all of its mo
         "clients",
         "blockstore.kernels",
         "blockstore.format",
+        "blockstore.errors",
         "blockstore.io",
         "blockstore.launch",
         "blockstore.store",

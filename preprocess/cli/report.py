@@ -60,6 +60,19 @@ def made_line(target: Path, manifest: Manifest) -> str:
     )
 
 
+def lonely_lines(manifest: Manifest) -> list[str]:
+    """Advice for types that are trained on but no relation leads to: nothing can be sampled."""
+    reached = {r.dst for r in manifest.relations}
+    lonely = [t.name for t in manifest.types if t.name not in reached and (t.label or t.splits)]
+    if not lonely or not manifest.relations:
+        return []
+    names = ", ".join(lonely)
+    return [
+        f"no relation leads to {names}: sampled neighborhoods of its nodes are empty; to add the "
+        "reverse of each relation, ingest with --undirected"
+    ]
+
+
 def summary_text(found: IngestSummary) -> str:
     resumed = sum(s.elapsed_s for s in found.stages if s.resumed)
     earlier = f", {format_seconds(resumed)} of it in an earlier run" if resumed else ""

@@ -144,6 +144,7 @@ def test_models_learn_over_several_types(served, model, capsys):
 def test_a_checkpoint_of_another_run_is_refused(served, tmp_path, capsys):
     wanted = settings(served, checkpoint=str(tmp_path / "saved"), max_steps=1, num_neighbors=(3,))
     train(Settings(**wanted), Ranks())
+    assert f"stopped after 1 steps in all, saved to {tmp_path}/saved" in capsys.readouterr().out
     with pytest.raises(StateMismatch, match=r"seed 5 \(now 6\)"):
         train(Settings(**(wanted | {"seed": 6})), Ranks())
 

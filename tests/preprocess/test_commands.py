@@ -185,6 +185,21 @@ def test_a_terminated_ingest_leaves_the_store_or_what_goes_on(folder: Path, tmp_
         assert [p.name for p in tmp_path.iterdir()] == ["store"]
 
 
+def test_types_that_nothing_leads_to_are_named(dataset, tmp_path: Path):
+    """Papers of ACM: their neighborhoods are empty unless reverses are added."""
+    source = dataset("hetero-acm")
+    command = [sys.executable, "-m", "preprocess", "ingest", str(source)]
+    said = [
+        subprocess.run(
+            [*command, str(tmp_path / name), *options], cwd=ROOT, capture_output=True, text=True,
+            check=True, timeout=120,
+        ).stderr
+        for name, options in (("as-is", []), ("both", ["--undirected"]))
+    ]  # fmt: skip
+    assert "no relation leads to" in said[0]
+    assert "no relation leads to" not in said[1]
+
+
 @pytest.mark.parametrize(
     "name",
     [
