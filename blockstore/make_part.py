@@ -90,16 +90,12 @@ def _copy(
 ) -> None:
     """Runs of blocks into shards of full length, the rest of which are holes."""
     geometry = file.geometry
-    size, each = geometry.slot_bytes, geometry.blocks_per_shard
     paths = [folder / shard_path(file.path, i, ndim) for i in range(geometry.num_shards)]
     fds: list[int] = []
     try:
         for i, path in enumerate(paths):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fds.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-            count = min(each, geometry.num_blocks - i * each)
-            index = memoryview(shard_index(geometry, count))
-            write_exact(fds[-1], index, count * size, str(path))
+            make_hole(path, geometry, i)
+            fds.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
         for low, high in present:
             for block, data in scan_blocks(file, start=low, stop=high):
                 shard, at = geometry.locate(block)
@@ -108,3 +104,16 @@ def _copy(
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def make_hole(path: Path, geometry: BlockGeometry, shard: int) -> None:
+    """A shard of an array in its full length, with its index; its blocks are holes."""
+    each = geometry.blocks_per_shard
+    count = min(each, geometry.num_blocks - shard * each)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        index = memoryview(shard_index(geometry, count))
+        write_exact(fd, index, count * geometry.slot_bytes, str(path))
+    finally:
+        os.close(fd)

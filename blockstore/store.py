@@ -28,6 +28,7 @@ from blockstore.format import (
     shard_path,
 )
 from blockstore.io.buffers import aligned_buffer, byte_view
+from blockstore.io.elsewhere import PageSource
 from blockstore.io.files import open_to_read, probe_direct, read_exact
 from blockstore.kernels.crc import find_bad_page, page_crcs
 from blockstore.part import Holes, StorePart, holes_of, read_part, without_hops
@@ -64,6 +65,7 @@ class BlockedFile:
     crcs: NDArray[np.uint32]  # (num_blocks * pages_per_block,)
     check: GraphCheck | RowCheck | None = None  # for whoever reads a block; None: any bytes do
     holes: Holes | None = None  # blocks that are not in this part of a store; None: all are here
+    pages: PageSource | None = None  # where pages come from that are holes; None: all are here
 
     def row_ranges(self, row_bytes: int, first: int, stop: int) -> list[FileRange]:
         """Where rows [first, stop) lie, in order: one range a shard, nothing between the rows.
@@ -96,16 +98,28 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
 class Store:
     """A store on disk.  Holds no descriptor; every file that is opened through it is checked."""
 
-    def __init__(self, path: Path, manifest: Manifest, part: StorePart | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        part: StorePart | None = None,
+        pages: PageSource | None = None,
+    ) -> None:
         """`manifest`: has been checked.
 
-        part   which part of a store it is; None: it is whole
+        part    which part of a store it is; None: it is whole
+        pages   where pages of blocks come from that are not in its files; None: all are
         """
-        self.path, self.part = path, part
+        self.path, self.part, self.pages = path, part, pages
         self.manifest = manifest if part is None else without_hops(manifest)
         self._root = os.path.realpath(path)  # links may lead to a store, not out of it
         self._row_checks = row_checks(self.manifest)
         self._tables: dict[str, NDArray[np.uint64]] = {}  # of graphs, by path
+
+    @property
+    def where(self) -> str:
+        """For people: its path, or its URL."""
+        return str(self.path) if self.pages is None else self.pages.url
 
     def check_whole(self, what: str) -> None:
         """Raises StoreError: it is a part, and `what` is for whole stores."""
@@ -235,7 +249,7 @@ class Store:
         crcs = self.side(crc_path(array_path), np.uint32, count)
         shards = find_shards(self._root, array_path, geometry, ndim)
         holes = None if self.part is None else holes_of(self.part, array_path, geometry)
-        return BlockedFile(array_path, geometry, shards, crcs, check, holes)
+        return BlockedFile(array_path, geometry, shards, crcs, check, holes, self.pages)
 
 
 def open_store(path: Path) -> Store:
@@ -285,15 +299,31 @@ def scan_blocks(
                 offset = (block - first) * size
                 if file.holes is not None:
                     file.holes.check(block, block + count, f"{path}+{offset}")
-                page, pages = block * geometry.pages_per_block, count * geometry.pages_per_block
-                crcs = file.crcs[page : page + pages]
                 data = buffer[: count * size]
-                read_verified(fd, data, offset, crcs, str(path))
+                page = block * geometry.pages_per_block
+                _read_pages(file, fd, data, offset, page, str(path))
                 if file.check is not None:
                     file.check.check(block, data, size, str(path))
                 yield block, data.reshape(count, size)
         finally:
             os.close(fd)
+
+
+def _read_pages(
+    file: BlockedFile, fd: int, buffer: NDArray[np.uint8], offset: int, first: int, where: str
+) -> None:
+    """Fill whole pages, which are pages `first`, ... of the array.  Raises CorruptBlock."""
+    crcs = file.crcs[first : first + buffer.size // PAGE_BYTES]
+    if file.pages is None:
+        read_verified(fd, buffer, offset, crcs, where)
+        return
+    wanted = np.arange(first, first + crcs.size)
+    with file.pages.hold(file.path, wanted, file.crcs):
+        try:
+            read_verified(fd, buffer, offset, crcs, where)
+        except CorruptBlock:  # a crash has torn a page, or the disk has changed it
+            file.pages.bring_again(file.path, wanted, file.crcs)
+            read_verified(fd, buffer, offset, crcs, where)
 
 
 def scan_rows(

@@ -1,5 +1,6 @@
 """The `blockstore` command: stores are made, added to, divided, looked at, checked, exported."""
 
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import typer
 from blockstore.errors import StoreError
 from blockstore.io.files import FULL
 from blockstore.make_part import make_part, part_bytes, plan_part
+from blockstore.objects.bucket import WAIT_S, parse_url
 from blockstore.owners import list_owners, read_facts, remove_owners
 from blockstore.store import open_store
 from blockstore.units import format_bytes
@@ -21,6 +23,7 @@ from loaderd.api.errors import DaemonError
 from preprocess.cli import flags
 from preprocess.cli.command import error_event, run_dry, run_ingest
 from preprocess.cli.info import info_text, owner_line, owner_lines, store_info
+from preprocess.cli.objects import place_for, run_pull, run_push
 from preprocess.cli.report import graph_text, made_line
 from preprocess.cli.summary import summarise
 from preprocess.derive.derive import derive as derive_features
@@ -82,9 +85,9 @@ def ingest(
     in_parts: flags.IngestPartitionFlags,
     propagated: flags.IngestHopFlags,
     show: flags.ShowFlags,
-    resources: flags.IngestResources,
+    resources: flags.IngestWork,
 ) -> None:
-    """Make a store from a graph in any layout that is known, within --mem.
+    """Make a store from a graph in any layout that is known, within --mem; STORE may be a URL.
 
     Duplicate edges and self-loops are kept unless told otherwise.  --undirected adds the reverse of
     each edge and drops duplicates; an added edge has id E + original, of duplicates the smallest
@@ -100,10 +103,15 @@ def ingest(
             partition=settings if in_parts.partitions else None,
             influence=in_parts.influence(), hops=propagated.asked(of_store.seed),
         )  # fmt: skip
+        url = parse_url(str(store))
+        local = place_for(url, resources.work) if url else store
         if show.dry_run:
-            run_dry(source, store, options, of_source, show.json)
-        else:
-            run_ingest(source, store, options, of_source, show, resources.fresh)
+            run_dry(source, local, options, of_source, show.json)
+            return
+        run_ingest(source, local, options, of_source, show, resources.fresh)
+        if url:
+            run_push(local, url, WAIT_S)
+            shutil.rmtree(local)
 
 
 @app.command(cls=flags.Panels)
@@ -220,6 +228,28 @@ def part(
         with Progress().stage("copy blocks", part_bytes(opened, plan), "B") as stage:
             make_part(opened, target, plan, stage.advance)
         typer.echo(f"{target}: {plan}")
+
+
+@app.command()
+def push(store: Path, url: str, wait: flags.ObjectWait = WAIT_S) -> None:
+    """Write a store to object storage: s3://BUCKET/NAME, gs://, az://.
+
+    Stopped or killed, the same command goes on: objects that are there stay.  Nobody sees the store
+    before its last object, the manifest.  Owner maps and packed epochs stay where they are.
+    """
+    with _one_line_errors():
+        run_push(store, url, wait)
+
+
+@app.command()
+def pull(url: str, store: Path, wait: flags.ObjectWait = WAIT_S) -> None:
+    """Bring a store from object storage to a folder; every page is verified.
+
+    Stopped or killed, the same command goes on: pages that are there stay.  The folder appears when
+    all of it is there.
+    """
+    with _one_line_errors():
+        run_pull(url, store, wait)
 
 
 @app.command()

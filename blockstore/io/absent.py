@@ -5,43 +5,18 @@ are rows: those that the caller names, or all that lie in the pages; the latter 
 of the whole store, and their checksums fit.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES, BlockGeometry
-from blockstore.io.threads import Task
+from blockstore.io.elsewhere import RowSource
 from blockstore.kernels.absent import place_rows
 from blockstore.kernels.crc import find_bad_page
 from blockstore.kernels.reads import PAGE, PAGES, PLACE, SHARD
 from blockstore.part import Holes
 from blockstore.store import BlockedFile, corrupt_page
-
-
-class RemoteRows(Protocol):
-    """Where rows come from that other servers have."""
-
-    def put(self, task: Task) -> None:
-        """Have a thread do this that may wait for other servers; it raises nothing."""
-
-    def num_rows(self, path: str) -> int:
-        """Of an array."""
-
-    def most_rows(self, path: str) -> int:
-        """Rows of an array that may be asked for at once."""
-
-    def ask(self, server: int, path: str, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Rows of an array, ascending, as bytes.  Raises StoreError: they do not come."""
-
-    def hurry(self) -> None:
-        """Wait for nobody any more: what is asked for fails."""
-
-    def close(self) -> None:
-        """End its threads; nothing is asked for any more."""
-
-    def counters(self) -> dict[str, int]:
-        """What it has done so far."""
 
 
 class Away(NamedTuple):
@@ -100,7 +75,7 @@ def split_pieces(
 
 
 def bring(
-    source: RemoteRows,
+    source: RowSource,
     file: BlockedFile,
     away: Away,
     memory: NDArray[np.uint8],

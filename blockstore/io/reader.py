@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from blockstore.closing import Closing
 from blockstore.format import PAGE_BYTES
-from blockstore.io.absent import RemoteRows, bring, split_pieces, tasks_away
+from blockstore.io.absent import bring, split_pieces, tasks_away
+from blockstore.io.elsewhere import Elsewhere, RowSource
 from blockstore.io.files import open_to_read, probe_direct
 from blockstore.io.ring import DEPTH, MOST_PIECES
 from blockstore.io.threads import ReadThreads, Task
@@ -136,7 +138,7 @@ class BlockReader(Closing):
         data: NDArray[np.uint8],
         slot_bytes: int,
         threads: int | ReadThreads = 8,
-        source: RemoteRows | None = None,
+        source: RowSource | None = None,
     ) -> None:
         """`data`: uint8, page-aligned, slots of `slot_bytes`, at least as wide as any block's.
 
@@ -261,9 +263,11 @@ class BlockReader(Closing):
         request = _Request(tasks)
         blocked, first = self.files[file], first[: tasks + 1]
         away = tasks_away(runs, first, blocked.geometry, blocked.holes)
+        source: Elsewhere | None = blocked.pages or self._source
         for (low, high), others in zip(pairwise(first.tolist()), away, strict=True):
-            # what waits for another server keeps no reader of the disk waiting
-            threads = self._source if others and self._source is not None else self._threads
+            # what may wait for others keeps no reader of the disk waiting
+            waits = source is not None and (others or blocked.pages is not None)
+            threads = source if waits and source is not None else self._threads
             threads.put(partial(self._do, partial(task, low, high), request))
         return Reading(request, self._waited)
 
@@ -288,13 +292,14 @@ class BlockReader(Closing):
         number, data = asked.file, self._data
         pieces = _pieces(asked.runs[low:high], asked.places[low:high])
         check = self.files[number].check
-        if asked.are_blocks and isinstance(check, GraphCheck):
-            self._read(number, pieces, data, queue, verify=False)
-            for piece in pieces:
-                self._verify_block(number, check, piece)
-        else:
-            self._read(number, pieces, data, queue, rows=asked.rows)
-            self._check_blocks(number, pieces, data)
+        with self._held(number, pieces):
+            if asked.are_blocks and isinstance(check, GraphCheck):
+                self._read(number, pieces, data, queue, verify=False)
+                for piece in pieces:
+                    self._verify_block(number, check, piece)
+            else:
+                self._read(number, pieces, data, queue, rows=asked.rows)
+                self._check_blocks(number, pieces, data)
         if asked.are_blocks:
             with self._lock:
                 self.blocks_read += len(pieces)
@@ -306,8 +311,9 @@ class BlockReader(Closing):
             ends = np.cumsum(runs[:, PAGES]) * PAGE_BYTES
             pieces = _pieces(runs, ends - runs[:, PAGES] * PAGE_BYTES)
             if asked.parts is None:
-                self._read(asked.file, pieces, buffer, queue, rows=asked.rows)
-                self._check_blocks(asked.file, pieces, buffer)
+                with self._held(asked.file, pieces):
+                    self._read(asked.file, pieces, buffer, queue, rows=asked.rows)
+                    self._check_blocks(asked.file, pieces, buffer)
             else:
                 self._read_parts(asked, low, pieces, buffer, queue)
             asked.consume(low, high, buffer[: int(ends[-1])])
@@ -328,8 +334,9 @@ class BlockReader(Closing):
         heads = parts.heads[low : low + len(pieces)]
         first = pieces.copy()
         first[:, PAGES] = np.where(heads > 0, heads, pieces[:, PAGES])
-        self._read(number, first, buffer, queue)
-        self._check_blocks(number, pieces[heads == 0], buffer)
+        with self._held(number, first):
+            self._read(number, first, buffer, queue)
+            self._check_blocks(number, pieces[heads == 0], buffer)
         check = self.files[number].check
         graph = check if isinstance(check, GraphCheck) else None
         # pages [start, stop) of a piece: those that are wanted, and what is to be read of them
@@ -351,7 +358,8 @@ class BlockReader(Closing):
             piece += (0, start, 0, start * PAGE_BYTES)
             piece[PAGES] = stop - start
         for i in range(0, len(more), MOST_PIECES):
-            self._read(number, more[i : i + MOST_PIECES], buffer, queue)
+            with self._held(number, more[i : i + MOST_PIECES]):
+                self._read(number, more[i : i + MOST_PIECES], buffer, queue)
         if graph is not None:
             for k, start, stop in wanted:
                 block, where = self._first_block(number, pieces[k])
@@ -400,6 +408,23 @@ class BlockReader(Closing):
         return geometry.blocks_per_shard * geometry.pages_per_block
 
     # -- reads ------------------------------------------------------------------------------------
+
+    def _held(self, number: int, pieces: NDArray[np.int64]) -> AbstractContextManager[None]:
+        """Inside, pieces of a file are on this disk that come from object storage.
+
+        A thread asks for them when it has its buffer: who has pages must not wait for one.
+        """
+        file = self.files[number]
+        if file.pages is None:
+            return nullcontext()
+        return file.pages.hold(file.path, self._pages(number, pieces), file.crcs)
+
+    def _pages(self, number: int, pieces: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Numbers of the pages of pieces, counted through all shards."""
+        counts = pieces[:, PAGES]
+        first = pieces[:, SHARD] * self._shard_pages(number) + pieces[:, PAGE]
+        before = np.cumsum(counts) - counts
+        return np.repeat(first - before, counts) + np.arange(int(counts.sum()))
 
     def _read(
         self,
@@ -450,6 +475,9 @@ class BlockReader(Closing):
         with self._lock:
             self.retries += 1
         shard, page, pages = piece[:PLACE].tolist()
+        file = self.files[number]
+        if file.pages is not None:
+            file.pages.bring_again(file.path, self._pages(number, piece[np.newaxis]), file.crcs)
         fd, where = int(self._fds[number][shard]), str(self.files[number].shards[shard])
         read_verified(fd, data, page * PAGE_BYTES, self._crcs(number, piece), where)
         self._forget(number, piece[np.newaxis])

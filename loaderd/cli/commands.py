@@ -21,6 +21,8 @@ from blockstore.errors import StoreError
 from blockstore.flags import Panels, grouped
 from blockstore.io.arena import Arena
 from blockstore.io.reclaim import reclaim_later
+from blockstore.objects.bucket import parse_url
+from blockstore.objects.remote import ObjectStores
 from blockstore.store import Store, open_store
 from blockstore.units import format_bytes, parse_bytes
 from loaderd.api.endpoint import Endpoint, claim, parse_endpoint
@@ -98,19 +100,25 @@ def serve(
     monitoring: flags.Monitoring,
     users: flags.Users,
     others: flags.OtherMachines,
+    objects: flags.ObjectStorage,
     config: Annotated[Path | None, flags.config(_configure)] = None,
 ) -> None:
     """Serve stores until SIGTERM; SIGHUP has them opened again."""
     del config  # its callback has put its options among the others
-    with _one_line_errors():
-        address = parse_endpoint(endpoint)
-        opened = [open_store(path) for path in store]
+    with _one_line_errors(), contextlib.ExitStack() as stack:
+        address, mem_bytes = parse_endpoint(endpoint), resources.settings().mem_bytes
+        if (buckets := objects.stores(store, mem_bytes)) is not None:
+            stack.enter_context(buckets)
+        opened = [_open(path, buckets) for path in store]
         peers = others.addresses()
         for one in opened:
             part_with_peers(one, peers)
         settings = replace(
-            resources.settings(), trace=monitoring.trace, peer_bytes=peers_bytes(opened)
-        )
+            resources.settings(), trace=monitoring.trace, peer_bytes=peers_bytes(opened),
+            object_bytes=sum(one.pages.memory_bytes for one in opened if one.pages is not None),
+        )  # fmt: skip
+        if buckets is not None:
+            buckets.seal()
         if resources.dry_run:
             typer.echo(ledger_text(plan_budget(opened, settings), settings.mem_bytes))
             return
@@ -119,7 +127,21 @@ def serve(
             source = peer_source(peers)
             if resources.while_used is not None:
                 end_when_unused(resources.while_used)
-            _serve(opened, settings, source, address, monitoring, access, lambda: _paths(context))
+
+            def reopen() -> list[Store]:
+                return [_open(path, buckets) for path in _paths(context)]
+
+            _serve(opened, settings, source, address, monitoring, access, reopen)
+
+
+def _open(place: Path, buckets: ObjectStores | None) -> Store:
+    """A store of this machine, or in object storage.  Raises StoreError."""
+    url = parse_url(str(place))
+    if not url:
+        return open_store(place)
+    if buckets is None:
+        raise Refused(f"{url}: this daemon was started without --cache; start it again with it")
+    return buckets.open(url)
 
 
 def _paths(context: typer.Context) -> list[Path]:
@@ -140,7 +162,7 @@ def _serve(
     endpoint: Endpoint,
     monitoring: flags.Monitoring,
     access: Access,
-    paths: Callable[[], list[Path]],
+    reopen: Callable[[], list[Store]],
 ) -> None:
     """Serve until a signal comes, also one that comes while memory is taken."""
     signals, idle = Signals(), True
@@ -152,7 +174,7 @@ def _serve(
         with contextlib.ExitStack() as stack:
             stack.enter_context(opened)
             _reclaim(opened.arena)
-            exchange = stack.enter_context(StreamService(opened, paths))
+            exchange = stack.enter_context(StreamService(opened, reopen))
             served = exchange.stores()
             line = (
                 "serving "

@@ -8,6 +8,9 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from blockstore.flags import flag
+from blockstore.objects.bucket import WAIT_S as WAIT_OBJECT_S
+from blockstore.objects.bucket import parse_url
+from blockstore.objects.remote import ObjectStores
 from blockstore.units import parse_bytes
 from loaderd.api.errors import Refused
 from loaderd.api.peers import WAIT_S, PeerAddresses, read_peers
@@ -46,7 +49,7 @@ def _serve(name: str, default: Any, text: str, **more: Any) -> Any:
 
 
 StorePaths = Annotated[
-    list[Path], Argument(envvar="LOADERD_STORE", help="folders of different names")
+    list[Path], Argument(envvar="LOADERD_STORE", help="folders or URLs of different names")
 ]
 Endpoint = Annotated[str, Option(envvar="LOADERD_ENDPOINT", help=_WHERE)]
 AnyEndpoint = Annotated[
@@ -147,6 +150,30 @@ class OtherMachines:
             raise Refused(f"--listen {self.listen}: expected the folder of keys as --keys")
         found.pair()
         return found
+
+
+@dataclass(frozen=True)
+class ObjectStorage:
+    """Object storage."""
+
+    cache: Path | None = _serve("CACHE", None, "folder for pages of stores that are URLs")
+    cache_size: str = _serve("CACHE_SIZE", "", "of that folder at most, such as 200G")
+    object_wait: float = _serve(
+        "OBJECT_WAIT", WAIT_OBJECT_S, "seconds that an object may be tried", min=0
+    )
+
+    def stores(self, places: list[Path], mem_bytes: int) -> ObjectStores | None:
+        """Where stores are opened that are URLs; None: there are none.  Raises StoreError."""
+        urls = [url for place in places if (url := parse_url(str(place)))]
+        if not urls:
+            return None
+        if self.cache is None or not self.cache_size:
+            raise Refused(
+                f"{urls[0]}: expected --cache FOLDER and --cache-size SIZE beside it: the disk of "
+                "this machine where its pages are kept"
+            )
+        size = parse_bytes(self.cache_size)
+        return ObjectStores(self.cache.expanduser(), size, mem_bytes, self.object_wait)
 
 
 def access(users: Users, others: OtherMachines) -> Access:

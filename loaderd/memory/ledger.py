@@ -41,6 +41,7 @@ class EngineSettings:
     trace: Path | None = None  # where to record what hyperbatches needed
     reserve_bytes: int = 0  # for tables of stores that are opened later
     peer_bytes: int = 0  # for rows that are asked of peers, and given to them
+    object_bytes: int = 0  # for ranges of objects on their way, and what is known of pages
 
 
 class EdgeItems(NamedTuple):
@@ -212,7 +213,8 @@ def make_budgets(manifests: Sequence[Manifest], settings: EngineSettings) -> lis
 
     Raises BudgetTooSmall with the least that would do.
     """
-    fixed = settings.reserve_bytes + settings.peer_bytes + request_bytes(settings.mem_bytes)
+    fixed = settings.reserve_bytes + settings.peer_bytes + settings.object_bytes
+    fixed += request_bytes(settings.mem_bytes)
     fixed += sum(e.num_bytes for m in manifests for e in table_entries(m))
     slot = max(slot_bytes(m) for m in manifests)
     num_slots = (settings.mem_bytes - fixed) // slot
@@ -294,15 +296,19 @@ def plan_budget(stores: Sequence[Store], settings: EngineSettings) -> tuple[Ledg
     if settings.reserve_bytes:
         basis = "for tables of stores that are opened later"
         found.append(LedgerEntry("reserve", settings.reserve_bytes, basis))
-    return (*found, *peers_entries(settings))
+    return (*found, *elsewhere_entries(settings))
 
 
-def peers_entries(settings: EngineSettings) -> list[LedgerEntry]:
-    """The line of rows of parts, if parts are served."""
-    if not settings.peer_bytes:
-        return []
-    basis = "16 x 1 MiB of rows and 2 MiB of pages and ids for each peer, owners of blocks"
-    return [LedgerEntry("peers", settings.peer_bytes, basis)]
+def elsewhere_entries(settings: EngineSettings) -> list[LedgerEntry]:
+    """The lines of what other servers and object storage take, if stores are served from there."""
+    found = []
+    if settings.peer_bytes:
+        basis = "16 x 1 MiB of rows and 2 MiB of pages and ids for each peer, owners of blocks"
+        found.append(LedgerEntry("peers", settings.peer_bytes, basis))
+    if settings.object_bytes:
+        basis = "ranges on their way, an 8th of --mem or 64 MiB for each store; 2 B a page"
+        found.append(LedgerEntry("objects", settings.object_bytes, basis))
+    return found
 
 
 def requests_entry(settings: EngineSettings) -> LedgerEntry:

@@ -75,12 +75,14 @@ class DeviceGauge:
     def cost(self, files: Sequence[int], buffers: Sequence[NDArray[np.uint8]]) -> DeviceCost:
         """Measured over the largest of the reader's `files`; once more only through larger buffers.
 
-        Of a part of a store only arrays that are whole are read for it.
+        Of a part of a store only arrays that are whole are read for it; of one in object storage
+        none, as each page that is read for it would be fetched.
 
         Raises CorruptBlock, OSError.
         """
         with self._lock:
-            files = [i for i in files if self._reader.files[i].holes is None]
+            known = self._reader.files
+            files = [i for i in files if known[i].holes is None and known[i].pages is None]
             size = min((b.size for b in buffers), default=0)
             if files and self._through < min(size, RUN_BYTES):
                 number = max(files, key=lambda i: self._reader.files[i].geometry.num_blocks)

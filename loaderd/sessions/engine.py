@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from blockstore import concurrency
 from blockstore.closing import Closing
+from blockstore.io.elsewhere import Elsewhere
 from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
 from blockstore.store import BlockedFile, Store, scan_rows
@@ -111,11 +112,12 @@ class Engine(Closing):
         first_propagated = len(files)
         files += hop_files(store)
         files = [replace(file, crcs=tables.keep(file.crcs)) for file in files]
-        self.row_source = shared.row_source(store)
-        if self.row_source is not None:
-            self._stack.callback(self.row_source.close)
+        rows_elsewhere = shared.row_source(store)
+        self._elsewhere: list[Elsewhere] = [s for s in (rows_elsewhere, store.pages) if s]
+        for source in self._elsewhere:
+            self._stack.callback(source.close)
         self.reader = self._stack.enter_context(
-            BlockReader(files, arena.data, budget.slot_bytes, shared.readers, self.row_source)
+            BlockReader(files, arena.data, budget.slot_bytes, shared.readers, rows_elsewhere)
         )
         changed = concurrency.Condition()
         graph = self._pool(files[:first_rows])
@@ -281,8 +283,8 @@ class Engine(Closing):
 
         What is leased stays so: nobody writes where a client that has not heard of it yet reads.
         """
-        if self.row_source is not None:
-            self.row_source.hurry()
+        for source in self._elsewhere:
+            source.hurry()
         with self._changed:
             self.resources.draining.set()
             self._changed.notify_all()
@@ -307,8 +309,8 @@ class Engine(Closing):
             counters["device_run_ns"] = int(cost.run_s * 1e9)
             counters["device_page_ns"] = int(cost.page_s * 1e9)
         reader = self.reader
-        if self.row_source is not None:
-            counters |= self.row_source.counters()
+        for source in self._elsewhere:
+            counters |= source.counters()
         add_counts(counters, reader.counters())  # sessions of packed epochs have readers, too
         counters |= {
             "blocks_read": reader.blocks_read,

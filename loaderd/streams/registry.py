@@ -23,8 +23,8 @@ from loaderd.api.protocol import (
 )
 from loaderd.memory.guarded import Guarded
 from loaderd.memory.ledger import (
+    elsewhere_entries,
     is_session_entry,
-    peers_entries,
     requests_entry,
     session_entry_name,
 )
@@ -289,7 +289,7 @@ class StreamRegistry:
             add_counts(counters, counts)
         ledger.append(requests_entry(self._stores.settings))
         ledger += self._stores.reserve_entries()
-        ledger += peers_entries(self._stores.settings)
+        ledger += elsewhere_entries(self._stores.settings)
         with self.lock:
             times = dict(self.times)
             for session, _ in self.sessions.values():
@@ -315,7 +315,7 @@ class StreamRegistry:
         retired = self._stores.retired
         return tuple(
             StoreStatus(
-                name=self._stores.name_of(e), path=utf8_text(str(e.store.path)),
+                name=self._stores.name_of(e), path=utf8_text(e.store.where),
                 fingerprint=e.store.manifest.fingerprint, io_mode=e.reader.mode,
                 sessions=used.count(e), retired=e in retired,
             )

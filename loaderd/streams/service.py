@@ -7,7 +7,6 @@ behind that the stream has to wait for it leaves, and gets a stream of its own f
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from msgspec import structs
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from blockstore.closing import Closing
 from blockstore.errors import StoreError
-from blockstore.store import Store, open_store
+from blockstore.store import Store
 from loaderd.api.errors import DaemonError, Refused, SessionLost
 from loaderd.api.protocol import (
     Attach,
@@ -56,12 +55,12 @@ RANK_WAIT_S = 10.0
 class StreamService(Closing):
     """Sessions of clients, which share the streams of some stores."""
 
-    def __init__(self, stores: Stores, paths: Callable[[], Sequence[Path]] | None = None) -> None:
+    def __init__(self, stores: Stores, reopen: Callable[[], Sequence[Store]] | None = None) -> None:
         """Everything that the stores' engines deliver comes here from now on.
 
-        paths   which stores are to be served, asked at each reload
+        reopen   the stores that are to be served, opened at each reload
         """
-        self._stores, self._paths = stores, paths
+        self._stores, self._reopen = stores, reopen
         self.settings, self.arena = stores.settings, stores.arena
         self.deliver: Deliver = lambda _session, _message: None
         self.reload_error = ""  # of the newest reload
@@ -249,9 +248,9 @@ class StreamService(Closing):
         """
         try:
             with self._opener.opening:
-                if self._paths is None:
+                if self._reopen is None:
                     raise Refused("this daemon has no list of stores to read again")
-                stores = [open_store(path) for path in self._paths()]
+                stores = self._reopen()
                 self._check_waiting(stores)
                 said = self._stores.reload(stores, self._registry.is_busy, self._registry.unserved)
                 self._stores.sweep(self._registry.is_busy)

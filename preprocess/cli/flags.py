@@ -5,6 +5,7 @@ A command takes records; `blockstore.flags.grouped` makes an option of each of t
 
 from dataclasses import MISSING, dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 from typer import Option
@@ -33,6 +34,9 @@ from preprocess.sources.layouts import LAYOUTS
 
 _MEM, _FRESH = "memory to use, such as 512M or 2G", "start from scratch, whatever a run has left"
 Mem = Annotated[str, Option(help=_MEM)]
+ObjectWait = Annotated[
+    float, Option("--object-wait", help="seconds that an object is tried", min=0)
+]
 Json = Annotated[bool, Option("--json", help="for scripts")]
 
 
@@ -249,6 +253,13 @@ class IngestResources:
 
     mem: str = flag("2G", _MEM)
     fresh: bool = flag(False, _FRESH, "--fresh")
+
+
+@dataclass(frozen=True)
+class IngestWork(IngestResources):
+    """Resources."""
+
+    work: Path | None = flag(None, "where a store is made that goes to a URL, until it is there")
 
 
 @dataclass(frozen=True)

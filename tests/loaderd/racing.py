@@ -32,7 +32,6 @@ from loaderd.memory.ledger import (
     table_entries,
 )
 from loaderd.sessions.stores import Stores
-from loaderd.streams import service as sharing
 from loaderd.streams.service import StreamService
 from tests.graphs import make_csc
 from tests.hopstores import make_hops, write_hop_store
@@ -158,10 +157,14 @@ class Serving:
         self.paths = [store.path for store in stores]
         self.inbox: Any = concurrency.SimpleQueue()
         self.stores = Stores(stores, EngineSettings(mem, WORKERS, READERS, reserve_bytes=reserve))
-        self.exchange = StreamService(self.stores, lambda: self.paths)
+        self.exchange = StreamService(self.stores, self._reopen)
         self.exchange.deliver = lambda session, message: self.inbox.put((session, message))
         self.data = self.stores.arena.data
         self.before = self.held()
+
+    def _reopen(self) -> list[Store]:
+        stores = self.bench.stores if self.bench else None
+        return [stores[path] if stores else open_store(path) for path in self.paths]
 
     def held(self) -> Any:
         """What must be as at the start when all have left."""
@@ -440,12 +443,10 @@ class _Errors(logging.Handler):
 
 def run_script(bench: Bench, seed: int) -> None:
     """One schedule.  Raises AssertionError: a batch differs, or an error was logged."""
-    errors, kept = _Errors(), sharing.open_store
+    errors = _Errors()
     logging.getLogger("loaderd").addHandler(errors)
-    sharing.open_store = bench.stores.__getitem__
     try:
         Script(bench, seed).run()
     finally:
-        sharing.open_store = kept
         logging.getLogger("loaderd").removeHandler(errors)
     assert not errors.found, errors.found[0]

@@ -49,7 +49,7 @@ class Daemon:
         self.paths = paths
         settings = EngineSettings(mem, 1, 2, reserve_bytes=reserve)
         self.stores = Stores([open_store(p) for p in paths], settings)
-        self.exchange = StreamService(self.stores, lambda: self.paths)
+        self.exchange = StreamService(self.stores, lambda: [open_store(p) for p in self.paths])
         self.came = threading.Condition()
         self.out: dict[tuple[int, int, int], Any] = {}
         self.exchange.deliver = self._deliver

@@ -1,0 +1,63 @@
+"""Pages and rows that are not on this disk: they come from other servers, or from object storage.
+
+A reader asks its files where their pages are.  Tasks that may wait for others run in threads of
+their own, so that the threads that read the disk never wait.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.io.threads import Task
+
+
+class Elsewhere(Protocol):
+    """What every such source does."""
+
+    def put(self, task: Task) -> None:
+        """Have a thread do this that may wait for the source; it raises nothing."""
+
+    def hurry(self) -> None:
+        """Wait for nobody any more: what is asked for fails."""
+
+    def close(self) -> None:
+        """End its threads; nothing is asked for any more."""
+
+    def counters(self) -> dict[str, int]:
+        """What it has done so far."""
+
+
+class RowSource(Elsewhere, Protocol):
+    """Where rows come from that other servers have."""
+
+    def num_rows(self, path: str) -> int:
+        """Of an array."""
+
+    def most_rows(self, path: str) -> int:
+        """Rows of an array that may be asked for at once."""
+
+    def ask(self, server: int, path: str, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Rows of an array, ascending, as bytes.  Raises StoreError: they do not come."""
+
+
+class PageSource(Elsewhere, Protocol):
+    """Where pages of a store's files come from, which are kept in these files."""
+
+    url: str
+    memory_bytes: int  # that it takes
+
+    def hold(
+        self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any]
+    ) -> AbstractContextManager[None]:
+        """Inside, these pages of an array are in its files, and stay there.
+
+        pages   int64   numbers of pages, counted through all shards as `crcs` counts them
+        crcs    uint32  of all pages of the array
+
+        Raises StoreError: they do not come.
+        """
+
+    def bring_again(self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any]) -> None:
+        """Pages that are held are not as they were written.  Raises StoreError."""

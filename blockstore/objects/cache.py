@@ -1,0 +1,368 @@
+"""Pages of stores in object storage, kept in sparse files of a folder on this machine.
+
+    <cache>/lock
+    <cache>/<digest of the URL>/<name>/     the files of the store; shards have holes
+    <cache>/<digest of the URL>/origin.json the URL, the root's etag, the etag of each shard
+
+Which pages are there is what the file system says: data, or a hole.  So nothing has to be written
+beside them that could be wrong after a crash.  A page that was torn by one has another checksum, is
+found when it is read, and fetched again.  Design and arithmetic: docs/derivations/objects.md.
+"""
+
+import ctypes
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore import concurrency
+from blockstore.closing import Closing
+from blockstore.errors import OutOfSpace, StoreBusy, StoreError
+from blockstore.format import PAGE_BYTES, BlockGeometry
+from blockstore.io.files import write_exact
+from blockstore.io.threads import ReadThreads, Task
+from blockstore.kernels.crc import find_bad_page
+from blockstore.lock import lock_folder
+from blockstore.objects.bucket import Bucket
+from blockstore.units import format_bytes
+
+IN_FLIGHT = 64  # requests for ranges, of one store
+THREADS = 16  # whose tasks wait for pages
+_MOST_RANGE, _LEAST_RANGE = 1 << 20, 64 << 10  # bytes of one request, at most
+_MOST_BYTES, _MEM_PART = IN_FLIGHT * _MOST_RANGE, 8  # on their way; a part of --mem, if less
+_MOST_GAP = 16  # pages between two that are wanted, which are fetched with them
+_WINDOW = 4096  # pages that the hand of the clock looks at together
+_LEAST_CACHE = 8 << 20
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_HERE, _USED, _COMING = 1, 2, 4  # of a page: in its file; used since the clock passed; on its way
+
+
+def object_bytes(mem_bytes: int) -> int:
+    """Of --mem, for ranges of one store that are on their way."""
+    return max(IN_FLIGHT * _LEAST_RANGE, min(_MOST_BYTES, mem_bytes // _MEM_PART))
+
+
+class CachedShard(NamedTuple):
+    """One file of an array."""
+
+    name: str  # of its object
+    file: Path
+    etag: str
+
+
+class PageCache(Closing):
+    """Room on disk that some stores share."""
+
+    def __init__(self, folder: Path, size_bytes: int) -> None:
+        """Raises StoreBusy: another process has the folder; StoreError: it cannot be made."""
+        self.folder, self.limit = folder, size_bytes // PAGE_BYTES
+        try:
+            self._lock = lock_folder(folder, folder, "keeping pages in")
+        except StoreBusy as error:
+            raise StoreBusy(
+                f"--cache {folder}: another daemon or command keeps pages there, expected none; "
+                "give each a folder of its own"
+            ) from error
+        except OSError as error:
+            raise StoreError(f"--cache {folder}: {error.strerror}, expected a folder") from error
+        self.changed = concurrency.Condition()
+        self.held = 0  # pages that must stay, or are to come
+        self._members: list[CachedPages] = []
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    def add(self, member: "CachedPages", metadata_bytes: int) -> None:
+        """One store more.  Raises StoreError: the cache is too small."""
+        with self.changed:
+            most = -(-metadata_bytes // PAGE_BYTES)
+            least = max(_LEAST_CACHE // PAGE_BYTES, member.largest) + most
+            if self.limit < least:
+                raise StoreError(
+                    f"--cache-size {format_bytes(self.limit * PAGE_BYTES)}: the tables of "
+                    f"{member.url} take {format_bytes(metadata_bytes)}, expected at least "
+                    f"{format_bytes(least * PAGE_BYTES)}"
+                )
+            self.limit -= most
+            self._members.append(member)
+            self.make_room(0)
+
+    def remove(self, member: "CachedPages", metadata_bytes: int) -> None:
+        with self.changed:
+            self._members.remove(member)
+            self.limit += -(-metadata_bytes // PAGE_BYTES)
+
+    def make_room(self, pages: int) -> None:
+        """For so many pages that are to come; under `changed`, when they are held."""
+        excess = sum(member.present for member in self._members) + pages - self.limit
+        for member in self._members:
+            if excess > 0:
+                excess -= member.evict(excess)
+
+
+class CachedPages(Closing):
+    """The pages of one store: a `PageSource` of its readers."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        cache: PageCache,
+        arrays: Mapping[str, tuple[BlockGeometry, Sequence[CachedShard]]],
+        metadata_bytes: int,
+        flight_bytes: int,
+    ) -> None:
+        """Look which pages are there.
+
+        arrays        by path: their shards, which are files of full length
+        flight_bytes  that may be on their way at once
+
+        Raises StoreError: the cache is too small; OSError.
+        """
+        self.url, self._bucket, self._cache, self._arrays = bucket.url, bucket, cache, arrays
+        self._range = max(1, min(_MOST_RANGE, flight_bytes // IN_FLIGHT) // PAGE_BYTES)
+        self._first: dict[str, int] = {}
+        self.num_pages, self.largest = 0, 1024  # pages of a run, or of a block
+        for path, (geometry, _) in arrays.items():
+            self._first[path] = self.num_pages
+            self.num_pages += geometry.num_pages
+            self.largest = max(self.largest, geometry.pages_per_block)
+        self._state = np.zeros(self.num_pages, np.uint8)
+        self._pins = np.zeros(self.num_pages, np.uint8)  # by threads, which are fewer than 256
+        self.memory_bytes = 2 * self.num_pages + flight_bytes
+        self._hand = 0
+        self.closed = False
+        self._counts = dict.fromkeys(("object_pages_evicted", "object_pages_torn"), 0)
+        self._fds: dict[str, list[int]] = {}
+        self._metadata_bytes = metadata_bytes
+        try:
+            for path, (geometry, shards) in arrays.items():
+                self._fds[path] = []
+                for i, shard in enumerate(shards):
+                    fd = os.open(shard.file, os.O_RDWR | os.O_CLOEXEC)
+                    self._fds[path].append(fd)
+                    self._look(fd, self._first[path] + i * shard_pages(geometry), geometry, i)
+            self.present = int(np.count_nonzero(self._state))  # pages in files, or on their way
+            cache.add(self, metadata_bytes)
+        except BaseException:
+            self._close_files()
+            raise
+        self._pool = concurrency.ThreadPoolExecutor(IN_FLIGHT, "object")
+        self._threads = ReadThreads(THREADS)
+
+    def close(self) -> None:
+        self._bucket.hurry()
+        self._threads.close()
+        self._pool.shutdown()
+        self._cache.remove(self, self._metadata_bytes)
+        self._close_files()
+        self.closed = True
+
+    def hurry(self) -> None:
+        self._bucket.hurry()
+
+    def put(self, task: Task) -> None:
+        self._threads.put(task)
+
+    def counters(self) -> dict[str, int]:
+        seconds, per_byte = self._bucket.cost()
+        with self._cache.changed:
+            return self._counts | {
+                "object_requests": self._bucket.requests,
+                "object_retries": self._bucket.retries,
+                "object_bytes_read": self._bucket.bytes_read,
+                "object_request_ns": int(seconds * 1e9),
+                "object_mib_ns": int(per_byte * 1e9 * (1 << 20)),
+                "object_cache_bytes": self.present * PAGE_BYTES,
+            }
+
+    # -- as readers ask ---------------------------------------------------------------------------
+
+    @contextmanager
+    def hold(self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any]) -> Iterator[None]:
+        """As `PageSource` says.  Raises ObjectError, OutOfSpace: the cache's disk is full."""
+        asked = np.unique(pages) + self._first[path]
+        changed, cache = self._cache.changed, self._cache
+        with changed:
+            # what all hold together has room: so room can be made for what is missing of it
+            wanted = self._with_gaps(asked)
+            while cache.held and cache.held + wanted.size > cache.limit:
+                changed.wait()
+                wanted = self._with_gaps(asked)
+            cache.held += wanted.size
+            self._pins[wanted] += 1
+            self._state[asked[self._state[asked] == _HERE]] |= _USED
+        try:
+            while not self._bring(path, wanted, crcs):
+                pass
+            yield
+        finally:
+            with changed:
+                cache.held -= wanted.size
+                self._pins[wanted] -= 1
+                changed.notify_all()
+
+    def bring_again(self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any]) -> None:
+        """As `PageSource` says: pages that a crash has torn, or that the disk has changed."""
+        runs = self._runs(path, pages + self._first[path])
+        with self._cache.changed:
+            self._counts["object_pages_torn"] += pages.size
+        self._wait([self._pool.submit(self._fetch, path, a, b, crcs) for a, b in runs])
+
+    def _bring(self, path: str, wanted: NDArray[np.int64], crcs: NDArray[Any]) -> bool:
+        """Fetch what is missing of pages that are pinned; whether all are there then.
+
+        What others fetch is waited for; it is missing again if they fail.
+        """
+        with self._cache.changed:
+            missing = wanted[self._state[wanted] & (_HERE | _COMING) == 0]
+            self._cache.make_room(missing.size)
+            self._state[missing] = _COMING
+            self.present += missing.size
+        runs = self._runs(path, missing)
+        self._wait([self._pool.submit(self._arrive, path, a, b, crcs) for a, b in runs])
+        with self._cache.changed:
+            self._cache.changed.wait_for(lambda: not (self._state[wanted] & _COMING).any())
+            return bool((self._state[wanted] & _HERE).all())
+
+    def _with_gaps(self, asked: NDArray[np.int64]) -> NDArray[np.int64]:
+        """These pages, and those of short gaps between missing ones that are missing, too.
+
+        To fetch them takes less time than another request, as measured on this bucket.
+        """
+        missing = asked[self._state[asked] == 0]
+        gaps = np.diff(missing) - 1
+        seconds, per_byte = self._bucket.cost()
+        most = min(_MOST_GAP, int(seconds / (per_byte * PAGE_BYTES))) if per_byte else _MOST_GAP
+        short = np.flatnonzero((gaps > 0) & (gaps <= most))
+        first, counts = missing[short] + 1, gaps[short]
+        before = np.cumsum(counts) - counts
+        pages = np.repeat(first - before, counts) + np.arange(int(counts.sum()))
+        gap = np.repeat(np.arange(short.size), counts)
+        absent = np.bincount(gap, self._state[pages] == 0, short.size) == counts
+        found: NDArray[np.int64] = np.union1d(asked, pages[absent[gap]])
+        return found if found.size <= self._cache.limit else asked
+
+    def _runs(self, path: str, pages: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Pages as runs [first, stop), none of more than one request, each of one shard."""
+        if not pages.size:
+            return []
+        shard = (pages - self._first[path]) // shard_pages(self._arrays[path][0])
+        new = np.flatnonzero((np.diff(pages) != 1) | (np.diff(shard) != 0)) + 1
+        found: list[tuple[int, int]] = []
+        for run in np.split(pages, new):
+            low, high = int(run[0]), int(run[-1]) + 1
+            found += [(i, min(i + self._range, high)) for i in range(low, high, self._range)]
+        return found
+
+    def _arrive(self, path: str, first: int, stop: int, crcs: NDArray[Any]) -> None:
+        """In a thread of the pool: pages that are on their way come, or are missing again."""
+        good = False
+        try:
+            self._fetch(path, first, stop, crcs)
+            good = True
+        finally:
+            with self._cache.changed:
+                self._state[first:stop] = _HERE if good else 0
+                self.present -= 0 if good else stop - first
+                self._cache.changed.notify_all()
+
+    def _fetch(self, path: str, first: int, stop: int, crcs: NDArray[Any]) -> None:
+        geometry, shards = self._arrays[path]
+        low, count = first - self._first[path], stop - first
+        number, page = divmod(low, shard_pages(geometry))
+        shard, expected = shards[number], crcs[low : low + count]
+
+        def check(body: Any) -> str:
+            bad = int(find_bad_page(np.frombuffer(body, np.uint8), count, expected))
+            return f"page {page + bad} has another checksum than it was written with" * (bad >= 0)
+
+        start = page * PAGE_BYTES
+        body = self._bucket.read(shard.name, start, start + count * PAGE_BYTES, shard.etag, check)
+        write_exact(self._fds[path][number], body, start, str(shard.file))
+
+    @staticmethod
+    def _wait(asked: Sequence["Future[None]"]) -> None:
+        """Until none is on its way.  Raises the first error met."""
+        errors = [error for one in asked if (error := one.exception()) is not None]
+        for error in errors:
+            if isinstance(error, OutOfSpace):
+                raise OutOfSpace(f"{error}, or give less --cache-size")
+            raise error
+
+    # -- files ------------------------------------------------------------------------------------
+
+    def _look(self, fd: int, base: int, geometry: BlockGeometry, shard: int) -> None:
+        """Which pages of a shard are data, and no hole."""
+        each = shard_pages(geometry)
+        size = min(each, geometry.num_pages - shard * each) * PAGE_BYTES
+        at = 0
+        while at < size:
+            try:
+                low = os.lseek(fd, at, os.SEEK_DATA)
+            except OSError:  # nothing but a hole
+                return
+            at = os.lseek(fd, low, os.SEEK_HOLE)
+            first, stop = -(-low // PAGE_BYTES), min(at, size) // PAGE_BYTES
+            self._state[base + first : base + max(first, stop)] = _HERE
+
+    def evict(self, count: int) -> int:
+        """Make holes of up to so many pages that nobody holds, those first that were not used since
+        the hand of the clock has passed; how many it were.  Under the cache's `changed`."""
+        freed, looked = 0, 0
+        while freed < count and looked < 2 * self.num_pages + _WINDOW:
+            low = self._hand
+            high = min(low + _WINDOW, self.num_pages)
+            looked += high - low
+            self._hand = high % self.num_pages
+            state, pins = self._state[low:high], self._pins[low:high]
+            victims = np.flatnonzero((state == _HERE) & (pins == 0))
+            if victims.size > count - freed:
+                victims = victims[: count - freed]
+                self._hand = high = low + int(victims[-1]) + 1
+            state[: high - low] &= ~np.uint8(_USED)
+            self._punch(victims + low)
+            freed += victims.size
+        self.present -= freed
+        self._counts["object_pages_evicted"] += freed
+        return freed
+
+    def _punch(self, pages: NDArray[np.int64]) -> None:
+        if not pages.size:
+            return
+        self._state[pages] = 0
+        firsts = np.array(list(self._first.values()))
+        names = list(self._first)
+        for run in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1):
+            low, stop = int(run[0]), int(run[-1]) + 1
+            while low < stop:
+                a = int(np.searchsorted(firsts, low, "right")) - 1
+                path, each = names[a], shard_pages(self._arrays[names[a]][0])
+                shard, page = divmod(low - int(firsts[a]), each)
+                end = min(stop, low + each - page, firsts[a] + self._arrays[path][0].num_pages)
+                offset, size = page * PAGE_BYTES, (int(end) - low) * PAGE_BYTES
+                fd = self._fds[path][shard]
+                if _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, offset, size):
+                    number, where = ctypes.get_errno(), str(self._arrays[path][1][shard].file)
+                    raise OSError(number, f"{os.strerror(number)} (no holes can be made)", where)
+                low = int(end)
+
+    def _close_files(self) -> None:
+        for fds in self._fds.values():
+            for fd in fds:
+                os.close(fd)
+        self._fds = {}
+
+
+def shard_pages(geometry: BlockGeometry) -> int:
+    """Of every shard but the last."""
+    return geometry.blocks_per_shard * geometry.pages_per_block
+
+
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.restype = ctypes.c_int
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)

@@ -1,0 +1,170 @@
+"""A store of this machine to object storage, and one from there to a folder."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from blockstore.errors import StoreExists
+from blockstore.format import PAGE_BYTES, ROOT, blocked_arrays, shard_path
+from blockstore.io.files import flush, flush_tree
+from blockstore.objects.bucket import PART_BYTES, Bucket, ObjectError, ObjectGone
+from blockstore.objects.cache import PageCache, object_bytes, shard_pages
+from blockstore.objects.remote import (
+    bring_tables,
+    in_parallel,
+    open_pages,
+    shard_bytes,
+    store_name,
+)
+from blockstore.root import digest
+from blockstore.store import BlockedFile, Store, open_store, scan_blocks, shard_index
+
+Advance = Callable[[int], None]  # bytes that are there
+_SHARDS = 3  # that are written at once, each in parts
+_PULL_BYTES = 2 << 30  # of memory: as for a daemon of this --mem
+_LANES, _LANE_BYTES = 4, 16 << 20  # of an array that is pulled: each asks for so much at once
+
+
+class Passed(Protocol):
+    """Who shows how far a pull is."""
+
+    def advance(self, count: int) -> None:
+        """So many bytes more are there."""
+
+
+class _Object(NamedTuple):
+    """A file of a store."""
+
+    name: str
+    size: int
+    digest: str
+    body: Callable[[], Iterator[bytes] | bytes]
+
+
+def store_bytes(store: Store) -> int:
+    """Of all objects that a push writes."""
+    return sum(item.size for item in _objects(store)) + (store.path / ROOT).stat().st_size
+
+
+def push(store: Store, url: str, wait_s: float, advance: Advance) -> str:
+    """Write a store to object storage, its root last; what an earlier push wrote stays.
+
+    Every page is verified as it is read; a request with other bytes than were signed is refused by
+    the provider.  Returns the fingerprint.  Raises StoreExists: another store is there; StoreError;
+    ObjectError.
+    """
+    store.check_whole("blockstore push")
+    bucket, raw = Bucket(url, wait_s), (store.path / ROOT).read_bytes()
+    root = _Object(ROOT, len(raw), digest(raw), lambda: raw)
+    try:
+        found, _ = bucket.read_whole(ROOT)
+    except ObjectGone as error:
+        if "no such bucket" in str(error):
+            raise
+    else:
+        if found != raw:
+            raise StoreExists(
+                f"{bucket.url}: another store is there, expected none, or the one with fingerprint "
+                f"{store.manifest.fingerprint}; choose another URL, or remove it"
+            )
+
+    def send(item: _Object) -> None:
+        if bucket.digest(item.name) != (item.size, item.digest):
+            bucket.write(item.name, item.body, item.digest)
+            size = bucket.head(item.name).size
+            if size != item.size:
+                raise ObjectError(
+                    f"{bucket.url}/{item.name}: {size} bytes after {item.size} were written, "
+                    "expected as many; push again"
+                )
+        advance(item.size)
+
+    items = list(_objects(store))
+    in_parallel(send, [item for item in items if item.size < PART_BYTES])
+    with ThreadPoolExecutor(_SHARDS) as pool:
+        list(pool.map(send, [item for item in items if item.size >= PART_BYTES]))
+    send(root)
+    return store.manifest.fingerprint
+
+
+def _objects(store: Store) -> Iterator[_Object]:
+    """All files of a store but its root."""
+    manifest = store.manifest
+    for name, bound in manifest.files.items():
+        path = store.path / name
+        yield _Object(name, path.stat().st_size, bound, path.read_bytes)
+    files = [store.graph(columns) for columns in manifest.graphs()]
+    files += [store.rows(array) for array in manifest.row_arrays()]
+    dimensions = {path: ndim for path, _, ndim in blocked_arrays(manifest)}
+    for file in files:
+        geometry = file.geometry
+        for i in range(geometry.num_shards):
+            pages = file.crcs[i * shard_pages(geometry) : (i + 1) * shard_pages(geometry)]
+            size = shard_bytes(geometry, i)
+            name = shard_path(file.path, i, dimensions[file.path])
+
+            def body(file: BlockedFile = file, shard: int = i) -> Iterator[bytes]:
+                return _shard(file, shard)
+
+            def small(body: Callable[[], Iterator[bytes]] = body) -> bytes:
+                return b"".join(body())
+
+            mark = digest(pages.tobytes())
+            yield _Object(name, size, mark, small if size < PART_BYTES else body)
+
+
+def _shard(file: BlockedFile, shard: int) -> Iterator[bytes]:
+    """The bytes of a shard; each page is verified."""
+    geometry = file.geometry
+    low = shard * geometry.blocks_per_shard
+    high = min(low + geometry.blocks_per_shard, geometry.num_blocks)
+    for _, blocks in scan_blocks(file, PART_BYTES, low, high):
+        yield blocks.tobytes()
+    yield shard_index(geometry, high - low)
+
+
+def pull(
+    url: str, target: Path, wait_s: float, stage: Callable[[int], AbstractContextManager[Passed]]
+) -> Store:
+    """Bring a store to a folder, which appears by one rename; the same command goes on.
+
+    What a pull that was stopped has brought stays beside the target, as `.<name>.pull`: pages that
+    are there are verified, others come.
+
+    stage   of so many bytes; told of those that are there
+
+    Raises StoreExists, StoreError, ObjectError, OSError.
+    """
+    if os.path.lexists(target):
+        raise StoreExists(f"{target}: exists already; choose another name, or remove it")
+    bucket = Bucket(url, wait_s)
+    work = target.absolute().with_name(f".{target.name}.pull")
+    with PageCache(work, 1 << 62) as cache:
+        folder = work / store_name(bucket.url)
+        manifest = bring_tables(bucket, folder)
+        with open_pages(bucket, folder, manifest, cache, object_bytes(_PULL_BYTES)) as pages:
+            store = Store(folder, manifest, pages=pages)
+            store.check_files()
+            files = [store.graph(columns) for columns in manifest.graphs()]
+            files += [store.rows(array) for array in manifest.row_arrays()]
+            total = sum(file.geometry.num_pages for file in files) * PAGE_BYTES
+            with stage(total) as passed, ThreadPoolExecutor(_LANES) as pool:
+                lanes = [(file, i, passed.advance) for file in files for i in range(_LANES)]
+                list(pool.map(_fill, *zip(*lanes, strict=True)))
+        flush_tree(folder)
+        if os.path.lexists(target):
+            raise StoreExists(f"{target}: appeared while the store was being pulled")
+        folder.rename(target)
+        flush(target.absolute().parent)
+        shutil.rmtree(work, ignore_errors=True)
+    return open_store(target)
+
+
+def _fill(file: BlockedFile, lane: int, advance: Advance) -> None:
+    """Have some of the pages of an array in its files."""
+    for _, blocks in scan_blocks(file, _LANE_BYTES, lane=(lane, _LANES)):
+        advance(blocks.nbytes)
