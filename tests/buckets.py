@@ -81,7 +81,7 @@ class Proxy:
 
             do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = answer
 
-            def log_message(self, format: str, *args: Any) -> None:
+            def log_message(self, *args: Any) -> None:
                 pass
 
         class Server(ThreadingHTTPServer):
@@ -173,5 +173,3 @@ def proxied() -> Iterator[Proxy]:
             yield proxy
         finally:
             proxy.close()
-
-

@@ -49,12 +49,13 @@ class PageSource(Elsewhere, Protocol):
     memory_bytes: int  # that it takes
 
     def hold(
-        self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any]
+        self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any], passing: bool = False
     ) -> AbstractContextManager[None]:
         """Inside, these pages of an array are in its files, and stay there.
 
-        pages   int64   numbers of pages, counted through all shards as `crcs` counts them
-        crcs    uint32  of all pages of the array
+        pages     int64   numbers of pages, counted through all shards as `crcs` counts them
+        crcs      uint32  of all pages of the array
+        passing   they come in an order in which each page comes once: an epoch's, or ascending
 
         Raises StoreError: they do not come.
         """

@@ -292,7 +292,7 @@ class BlockReader(Closing):
         number, data = asked.file, self._data
         pieces = _pieces(asked.runs[low:high], asked.places[low:high])
         check = self.files[number].check
-        with self._held(number, pieces):
+        with self._held(number, pieces, passing=not asked.are_blocks):
             if asked.are_blocks and isinstance(check, GraphCheck):
                 self._read(number, pieces, data, queue, verify=False)
                 for piece in pieces:
@@ -409,7 +409,9 @@ class BlockReader(Closing):
 
     # -- reads ------------------------------------------------------------------------------------
 
-    def _held(self, number: int, pieces: NDArray[np.int64]) -> AbstractContextManager[None]:
+    def _held(
+        self, number: int, pieces: NDArray[np.int64], passing: bool = True
+    ) -> AbstractContextManager[None]:
         """Inside, pieces of a file are on this disk that come from object storage.
 
         A thread asks for them when it has its buffer: who has pages must not wait for one.
@@ -417,7 +419,7 @@ class BlockReader(Closing):
         file = self.files[number]
         if file.pages is None:
             return nullcontext()
-        return file.pages.hold(file.path, self._pages(number, pieces), file.crcs)
+        return file.pages.hold(file.path, self._pages(number, pieces), file.crcs, passing)
 
     def _pages(self, number: int, pieces: NDArray[np.int64]) -> NDArray[np.int64]:
         """Numbers of the pages of pieces, counted through all shards."""

@@ -11,6 +11,7 @@ found when it is read, and fetched again.  Design and arithmetic: docs/derivatio
 
 import ctypes
 import os
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -36,10 +37,11 @@ THREADS = 16  # whose tasks wait for pages
 _MOST_RANGE, _LEAST_RANGE = 1 << 20, 64 << 10  # bytes of one request, at most
 _MOST_BYTES, _MEM_PART = IN_FLIGHT * _MOST_RANGE, 8  # on their way; a part of --mem, if less
 _MOST_GAP = 16  # pages between two that are wanted, which are fetched with them
+_LONGEST_RUN = 1024  # pages that readers ask for at once, but for blocks that are longer
 _WINDOW = 4096  # pages that the hand of the clock looks at together
-_LEAST_CACHE = 8 << 20
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
-_HERE, _USED, _COMING = 1, 2, 4  # of a page: in its file; used since the clock passed; on its way
+# of a page: in its file; used since the hand of the clock passed; on its way; last used in passing
+_HERE, _USED, _COMING, _PASSING = 1, 2, 4, 8
 
 
 def object_bytes(mem_bytes: int) -> int:
@@ -81,7 +83,7 @@ class PageCache(Closing):
         """One store more.  Raises StoreError: the cache is too small."""
         with self.changed:
             most = -(-metadata_bytes // PAGE_BYTES)
-            least = max(_LEAST_CACHE // PAGE_BYTES, member.largest) + most
+            least = member.largest + most
             if self.limit < least:
                 raise StoreError(
                     f"--cache-size {format_bytes(self.limit * PAGE_BYTES)}: the tables of "
@@ -100,7 +102,7 @@ class PageCache(Closing):
     def make_room(self, pages: int) -> None:
         """For so many pages that are to come; under `changed`, when they are held."""
         excess = sum(member.present for member in self._members) + pages - self.limit
-        for member in self._members:
+        for member in sorted(self._members, key=lambda one: -one.present):
             if excess > 0:
                 excess -= member.evict(excess)
 
@@ -126,15 +128,20 @@ class CachedPages(Closing):
         self.url, self._bucket, self._cache, self._arrays = bucket.url, bucket, cache, arrays
         self._range = max(1, min(_MOST_RANGE, flight_bytes // IN_FLIGHT) // PAGE_BYTES)
         self._first: dict[str, int] = {}
-        self.num_pages, self.largest = 0, 1024  # pages of a run, or of a block
+        self.num_pages = self.largest = 0  # largest: of what is held at once
         for path, (geometry, _) in arrays.items():
             self._first[path] = self.num_pages
             self.num_pages += geometry.num_pages
-            self.largest = max(self.largest, geometry.pages_per_block)
+            run = min(_LONGEST_RUN, geometry.num_pages)
+            self.largest = max(self.largest, run, geometry.pages_per_block)
         self._state = np.zeros(self.num_pages, np.uint8)
         self._pins = np.zeros(self.num_pages, np.uint8)  # by threads, which are fewer than 256
         self.memory_bytes = 2 * self.num_pages + flight_bytes
         self._hand = 0
+        self._cold = 0  # pages that the clock would give up: here, neither used again nor passing
+        self._passed: OrderedDict[int, int] = (
+            OrderedDict()
+        )  # runs [first, stop), the last used last
         self.closed = False
         self._counts = dict.fromkeys(("object_pages_evicted", "object_pages_torn"), 0)
         self._fds: dict[str, list[int]] = {}
@@ -147,6 +154,7 @@ class CachedPages(Closing):
                     self._fds[path].append(fd)
                     self._look(fd, self._first[path] + i * shard_pages(geometry), geometry, i)
             self.present = int(np.count_nonzero(self._state))  # pages in files, or on their way
+            self._cold = self.present
             cache.add(self, metadata_bytes)
         except BaseException:
             self._close_files()
@@ -183,7 +191,9 @@ class CachedPages(Closing):
     # -- as readers ask ---------------------------------------------------------------------------
 
     @contextmanager
-    def hold(self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any]) -> Iterator[None]:
+    def hold(
+        self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any], passing: bool = False
+    ) -> Iterator[None]:
         """As `PageSource` says.  Raises ObjectError, OutOfSpace: the cache's disk is full."""
         asked = np.unique(pages) + self._first[path]
         changed, cache = self._cache.changed, self._cache
@@ -195,7 +205,9 @@ class CachedPages(Closing):
                 wanted = self._with_gaps(asked)
             cache.held += wanted.size
             self._pins[wanted] += 1
-            self._state[asked[self._state[asked] == _HERE]] |= _USED
+            here = asked[self._state[asked] & _HERE != 0]
+            self._cold -= int(np.count_nonzero(self._state[here] == _HERE))
+            self._state[here] = _HERE | (_PASSING if passing else _USED)
         try:
             while not self._bring(path, wanted, crcs):
                 pass
@@ -204,6 +216,8 @@ class CachedPages(Closing):
             with changed:
                 cache.held -= wanted.size
                 self._pins[wanted] -= 1
+                if passing:
+                    self._pass(wanted)
                 changed.notify_all()
 
     def bring_again(self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any]) -> None:
@@ -268,6 +282,7 @@ class CachedPages(Closing):
         finally:
             with self._cache.changed:
                 self._state[first:stop] = _HERE if good else 0
+                self._cold += (stop - first) * good
                 self.present -= 0 if good else stop - first
                 self._cache.changed.notify_all()
 
@@ -310,26 +325,79 @@ class CachedPages(Closing):
             first, stop = -(-low // PAGE_BYTES), min(at, size) // PAGE_BYTES
             self._state[base + first : base + max(first, stop)] = _HERE
 
+    def _pass(self, pages: NDArray[np.int64]) -> None:
+        """Pages were used in passing; under `changed`."""
+        pages = pages[self._state[pages] & _HERE != 0]
+        self._cold -= int(np.count_nonzero(self._state[pages] == _HERE))
+        self._state[pages] = _HERE | _PASSING
+        for run in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1) if pages.size else ():
+            first, stop = int(run[0]), int(run[-1]) + 1
+            self._passed[first] = max(stop, self._passed.pop(first, 0))  # none is forgotten
+
     def evict(self, count: int) -> int:
-        """Make holes of up to so many pages that nobody holds, those first that were not used since
-        the hand of the clock has passed; how many it were.  Under the cache's `changed`."""
-        freed, looked = 0, 0
-        while freed < count and looked < 2 * self.num_pages + _WINDOW:
-            low = self._hand
-            high = min(low + _WINDOW, self.num_pages)
-            looked += high - low
-            self._hand = high % self.num_pages
-            state, pins = self._state[low:high], self._pins[low:high]
-            victims = np.flatnonzero((state == _HERE) & (pins == 0))
-            if victims.size > count - freed:
-                victims = victims[: count - freed]
-                self._hand = high = low + int(victims[-1]) + 1
-            state[: high - low] &= ~np.uint8(_USED)
-            self._punch(victims + low)
-            freed += victims.size
+        """Make holes of up to so many pages that nobody holds; how many it were.
+
+        Of blocks that are read when they are wanted those leave that were not used again since the
+        hand of the clock passed (second chance).  Pages that pass come again when all others have
+        passed: the next use of the one used last is the farthest, and it leaves first.  For each of
+        these the hand goes on by a page, so that blocks that nobody wants any more leave, too.
+        Under the cache's `changed`.
+        """
+        freed = 0
+        while freed < count:
+            found = self._cold_pages(count - freed)
+            if not found.size:
+                found = self._passed_pages(count - freed)
+            if not found.size and not self._age(self.num_pages):
+                break
+            self._cold -= int(np.count_nonzero(self._state[found] == _HERE))
+            self._age(found.size)
+            self._punch(found)
+            freed += found.size
         self.present -= freed
         self._counts["object_pages_evicted"] += freed
         return freed
+
+    def _cold_pages(self, count: int) -> NDArray[np.int64]:
+        """Some that the clock gives up, from its hand on; none where all of them are held."""
+        for _ in range(-(-self.num_pages // _WINDOW) + 1 if self._cold else 0):
+            low = self._hand
+            high = min(low + _WINDOW, self.num_pages)
+            cold = (self._state[low:high] == _HERE) & (self._pins[low:high] == 0)
+            if (found := np.flatnonzero(cold)[:count] + low).size:
+                return found
+            self._age(high - low)
+        return np.zeros(0, np.int64)
+
+    def _age(self, count: int) -> bool:
+        """The hand goes on by so many pages, none of which is used any more; whether one was."""
+        aged = False
+        while count > 0:
+            low = self._hand
+            high = min(low + count, self.num_pages)
+            state = self._state[low:high]
+            used = (state == _HERE | _USED) & (self._pins[low:high] == 0)
+            aged |= bool(used.any())
+            self._cold += int(np.count_nonzero(used))
+            state[used] = _HERE
+            self._hand, count = high % self.num_pages, count - (high - low)
+        return aged
+
+    def _passed_pages(self, count: int) -> NDArray[np.int64]:
+        """Those used in passing that nobody holds, the last used first."""
+        found, kept = [np.zeros(0, np.int64)], list[tuple[int, int]]()
+        while count and self._passed:
+            low, stop = self._passed.popitem()
+            here = (self._state[low:stop] == _HERE | _PASSING) & (self._pins[low:stop] == 0)
+            pages = np.flatnonzero(here)[-count:] + low
+            found.append(pages)
+            count -= pages.size
+            self._state[pages] = 0  # not twice
+            if (self._state[low:stop] == _HERE | _PASSING).any():
+                kept.append((low, stop))
+        for low, stop in reversed(kept):
+            self._passed[low] = stop
+        return np.sort(np.concatenate(found))
 
     def _punch(self, pages: NDArray[np.int64]) -> None:
         if not pages.size:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from blockstore.errors import StoreExists
+from blockstore.errors import StoreError, StoreExists
 from blockstore.format import PAGE_BYTES, ROOT, blocked_arrays, shard_path
 from blockstore.io.files import flush, flush_tree
 from blockstore.objects.bucket import PART_BYTES, Bucket, ObjectError, ObjectGone
@@ -145,7 +145,12 @@ def pull(
     work = target.absolute().with_name(f".{target.name}.pull")
     with PageCache(work, 1 << 62) as cache:
         folder = work / store_name(bucket.url)
-        manifest = bring_tables(bucket, folder)
+        try:
+            manifest = bring_tables(bucket, folder)
+        except StoreError:
+            if not folder.exists():  # there is nothing to go on with
+                shutil.rmtree(work, ignore_errors=True)
+            raise
         with open_pages(bucket, folder, manifest, cache, object_bytes(_PULL_BYTES)) as pages:
             store = Store(folder, manifest, pages=pages)
             store.check_files()
