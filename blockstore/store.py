@@ -318,7 +318,7 @@ def _read_pages(
         read_verified(fd, buffer, offset, crcs, where)
         return
     wanted = np.arange(first, first + crcs.size)
-    with file.pages.hold(file.path, wanted, file.crcs):
+    with file.pages.hold(file.path, wanted, file.crcs, passing=False, early=False):
         try:
             read_verified(fd, buffer, offset, crcs, where)
         except CorruptBlock:  # a crash has torn a page, or the disk has changed it

@@ -110,7 +110,9 @@ def ingest(
             return
         run_ingest(source, local, options, of_source, show, resources.fresh)
         if url:
-            run_push(local, url, WAIT_S)
+            said = run_push(local, url, WAIT_S)
+            if not show.json:
+                typer.echo(said)
             shutil.rmtree(local)
 
 
@@ -238,7 +240,7 @@ def push(store: Path, url: str, wait: flags.ObjectWait = WAIT_S) -> None:
     before its last object, the manifest.  Owner maps and packed epochs stay where they are.
     """
     with _one_line_errors():
-        run_push(store, url, wait)
+        typer.echo(run_push(store, url, wait))
 
 
 @app.command()
@@ -249,7 +251,7 @@ def pull(url: str, store: Path, wait: flags.ObjectWait = WAIT_S) -> None:
     all of it is there.
     """
     with _one_line_errors():
-        run_pull(url, store, wait)
+        typer.echo(run_pull(url, store, wait))
 
 
 @app.command()

@@ -47,15 +47,17 @@ class PageSource(Elsewhere, Protocol):
 
     url: str
     memory_bytes: int  # that it takes
+    roomy: bool  # pages may be held by who waits for a buffer
 
     def hold(
-        self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any], passing: bool = False
+        self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any], passing: bool, early: bool
     ) -> AbstractContextManager[None]:
         """Inside, these pages of an array are in its files, and stay there.
 
         pages     int64   numbers of pages, counted through all shards as `crcs` counts them
         crcs      uint32  of all pages of the array
         passing   they come in an order in which each page comes once: an epoch's, or ascending
+        early     the thread may wait inside for one that holds pages; only where there is room
 
         Raises StoreError: they do not come.
         """

@@ -305,13 +305,30 @@ class BlockReader(Closing):
                 self.blocks_read += len(pieces)
 
     def _pass_pages(self, asked: _Passing, low: int, high: int, queue: ReadQueue) -> None:
+        runs, pages = asked.runs[low:high], self.files[asked.file].pages
+        if pages is not None and pages.roomy and asked.parts is None:
+            # what comes from afar is on its way also while others have the buffers
+            with self._held(asked.file, runs, early=True):
+                self._pass_buffer(asked, low, high, queue, nullcontext())
+        else:
+            held = nullcontext() if asked.parts else self._held(asked.file, runs)
+            self._pass_buffer(asked, low, high, queue, held)
+
+    def _pass_buffer(
+        self,
+        asked: _Passing,
+        low: int,
+        high: int,
+        queue: ReadQueue,
+        held: AbstractContextManager[None],
+    ) -> None:
         runs, transit = asked.runs[low:high], asked.transit
         buffer = transit.free.get()
         try:
             ends = np.cumsum(runs[:, PAGES]) * PAGE_BYTES
             pieces = _pieces(runs, ends - runs[:, PAGES] * PAGE_BYTES)
             if asked.parts is None:
-                with self._held(asked.file, pieces):
+                with held:
                     self._read(asked.file, pieces, buffer, queue, rows=asked.rows)
                     self._check_blocks(asked.file, pieces, buffer)
             else:
@@ -410,16 +427,15 @@ class BlockReader(Closing):
     # -- reads ------------------------------------------------------------------------------------
 
     def _held(
-        self, number: int, pieces: NDArray[np.int64], passing: bool = True
+        self, number: int, runs: NDArray[np.int64], passing: bool = True, early: bool = False
     ) -> AbstractContextManager[None]:
-        """Inside, pieces of a file are on this disk that come from object storage.
-
-        A thread asks for them when it has its buffer: who has pages must not wait for one.
-        """
+        """Inside, runs of pages of a file are on this disk that come from object storage."""
         file = self.files[number]
         if file.pages is None:
             return nullcontext()
-        return file.pages.hold(file.path, self._pages(number, pieces), file.crcs, passing)
+        return file.pages.hold(
+            file.path, self._pages(number, runs), file.crcs, passing=passing, early=early
+        )
 
     def _pages(self, number: int, pieces: NDArray[np.int64]) -> NDArray[np.int64]:
         """Numbers of the pages of pieces, counted through all shards."""

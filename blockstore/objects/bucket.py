@@ -83,6 +83,7 @@ class Bucket:
             )
         self.url, self._wait_s = url.rstrip("/"), wait_s
         self._errors = importlib.import_module("obstore.exceptions")
+        self._listed = importlib.import_module("obstore")
         seconds = timedelta(seconds=max(0.1, min(_TIMEOUT_S, wait_s / 3)))
         options = {"timeout": seconds, "connect_timeout": min(seconds, timedelta(seconds=5))}
         self._reads = self._open(options | {"allow_http": True}, 0)
@@ -163,20 +164,23 @@ class Bucket:
 
         return self._retried(attempt, f"{self.url}/{name}")
 
-    def digest(self, name: str) -> tuple[int, str]:
-        """Size of an object, and the digest that it was written with; (-1, "") if it is not there.
+    def sizes(self) -> dict[str, int]:
+        """Of all objects below the URL, by name.  Raises ObjectError."""
 
-        Raises ObjectError.
-        """
+        def attempt() -> dict[str, int]:
+            pages = self._listed.list(self._reads)
+            return {one["path"]: one["size"] for page in pages for one in page}
 
-        def attempt() -> tuple[int, str]:
+        return self._retried(attempt, self.url)
+
+    def digest(self, name: str) -> str:
+        """With which an object was written; "": with none.  Raises ObjectGone, ObjectError."""
+
+        def attempt() -> str:
             result = self._reads.get(name, options={"range": (0, 1)})
-            return result.meta["size"], result.attributes.get(_DIGEST, "")
+            return str(result.attributes.get(_DIGEST, ""))
 
-        try:
-            return self._retried(attempt, f"{self.url}/{name}")
-        except ObjectGone:
-            return -1, ""
+        return self._retried(attempt, f"{self.url}/{name}")
 
     def write(self, name: str, body: Callable[[], Iterator[bytes] | bytes], digest: str) -> None:
         """Write an object, in parts if it is large; it appears whole or not at all.

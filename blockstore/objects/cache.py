@@ -33,7 +33,6 @@ from blockstore.objects.bucket import Bucket
 from blockstore.units import format_bytes
 
 IN_FLIGHT = 64  # requests for ranges, of one store
-THREADS = 16  # whose tasks wait for pages
 _MOST_RANGE, _LEAST_RANGE = 1 << 20, 64 << 10  # bytes of one request, at most
 _MOST_BYTES, _MEM_PART = IN_FLIGHT * _MOST_RANGE, 8  # on their way; a part of --mem, if less
 _MOST_GAP = 16  # pages between two that are wanted, which are fetched with them
@@ -156,11 +155,12 @@ class CachedPages(Closing):
             self.present = int(np.count_nonzero(self._state))  # pages in files, or on their way
             self._cold = self.present
             cache.add(self, metadata_bytes)
+            self.roomy = cache.limit >= 4 * self.largest
         except BaseException:
             self._close_files()
             raise
         self._pool = concurrency.ThreadPoolExecutor(IN_FLIGHT, "object")
-        self._threads = ReadThreads(THREADS)
+        self._threads = ReadThreads(IN_FLIGHT)
 
     def close(self) -> None:
         self._bucket.hurry()
@@ -192,17 +192,19 @@ class CachedPages(Closing):
 
     @contextmanager
     def hold(
-        self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any], passing: bool = False
+        self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any], passing: bool, early: bool
     ) -> Iterator[None]:
         """As `PageSource` says.  Raises ObjectError, OutOfSpace: the cache's disk is full."""
         asked = np.unique(pages) + self._first[path]
         changed, cache = self._cache.changed, self._cache
         with changed:
-            # what all hold together has room: so room can be made for what is missing of it
-            wanted = self._with_gaps(asked)
-            while cache.held and cache.held + wanted.size > cache.limit:
+            # What all hold together has room: so room can be made for what is missing of it.  Who
+            # holds early may wait for the buffer of one that has yet to hold: room for it is left.
+            limit = cache.limit - early * self.largest
+            wanted = self._with_gaps(asked, limit)
+            while cache.held and cache.held + wanted.size > limit:
                 changed.wait()
-                wanted = self._with_gaps(asked)
+                wanted = self._with_gaps(asked, limit)
             cache.held += wanted.size
             self._pins[wanted] += 1
             here = asked[self._state[asked] & _HERE != 0]
@@ -243,7 +245,7 @@ class CachedPages(Closing):
             self._cache.changed.wait_for(lambda: not (self._state[wanted] & _COMING).any())
             return bool((self._state[wanted] & _HERE).all())
 
-    def _with_gaps(self, asked: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _with_gaps(self, asked: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
         """These pages, and those of short gaps between missing ones that are missing, too.
 
         To fetch them takes less time than another request, as measured on this bucket.
@@ -259,7 +261,7 @@ class CachedPages(Closing):
         gap = np.repeat(np.arange(short.size), counts)
         absent = np.bincount(gap, self._state[pages] == 0, short.size) == counts
         found: NDArray[np.int64] = np.union1d(asked, pages[absent[gap]])
-        return found if found.size <= self._cache.limit else asked
+        return found if found.size <= limit else asked
 
     def _runs(self, path: str, pages: NDArray[np.int64]) -> list[tuple[int, int]]:
         """Pages as runs [first, stop), none of more than one request, each of one shard."""

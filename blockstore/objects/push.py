@@ -72,21 +72,23 @@ def push(store: Store, url: str, wait_s: float, advance: Advance) -> str:
                 f"{store.manifest.fingerprint}; choose another URL, or remove it"
             )
 
+    there, items = bucket.sizes(), list(_objects(store))
+
     def send(item: _Object) -> None:
-        if bucket.digest(item.name) != (item.size, item.digest):
+        if there.get(item.name) != item.size or bucket.digest(item.name) != item.digest:
             bucket.write(item.name, item.body, item.digest)
-            size = bucket.head(item.name).size
-            if size != item.size:
-                raise ObjectError(
-                    f"{bucket.url}/{item.name}: {size} bytes after {item.size} were written, "
-                    "expected as many; push again"
-                )
         advance(item.size)
 
-    items = list(_objects(store))
     in_parallel(send, [item for item in items if item.size < PART_BYTES])
     with ThreadPoolExecutor(_SHARDS) as pool:
         list(pool.map(send, [item for item in items if item.size >= PART_BYTES]))
+    written = bucket.sizes()
+    for item in items:
+        if written.get(item.name) != item.size:
+            raise ObjectError(
+                f"{bucket.url}/{item.name}: {written.get(item.name, 0)} bytes after {item.size} "
+                "were written, expected as many; push again"
+            )
     send(root)
     return store.manifest.fingerprint
 

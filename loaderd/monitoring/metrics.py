@@ -49,6 +49,11 @@ COUNTERS = (
     _Counter("loaderd_peer_bytes_asked", "peer_bytes_asked", 1, "Bytes of these."),
     _Counter("loaderd_peer_rows_given", "peer_rows_given", 1, "Rows given to peers."),
     _Counter("loaderd_peer_bytes_given", "peer_bytes_given", 1, "Bytes of these."),
+    _Counter("loaderd_object_requests", "object_requests", 1, "Requests to object storage."),
+    _Counter("loaderd_object_retries", "object_retries", 1, "Of these, ones that had failed."),
+    _Counter("loaderd_object_read_bytes", "object_bytes_read", 1, "Bytes that objects gave."),
+    _Counter("loaderd_object_pages_evicted", "object_pages_evicted", 1, "Pages that left."),
+    _Counter("loaderd_object_pages_torn", "object_pages_torn", 1, "Pages fetched once more."),
     _Counter("loaderd_sessions_attached", "sessions_attached", 1, "Sessions opened."),
     _Counter("loaderd_sessions_refused", "sessions_refused", 1, "Sessions refused."),
     _Counter(

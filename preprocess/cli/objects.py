@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-import typer
-
 from blockstore.objects.bucket import parse_url
 from blockstore.objects.push import pull, push, store_bytes
 from blockstore.objects.remote import store_name
@@ -13,19 +11,19 @@ from preprocess.errors import BadInput
 from preprocess.pipeline.progress import Progress
 
 
-def run_push(path: Path, url: str, wait_s: float) -> None:
-    """Raises BadInput: no URL; and what `push` does."""
+def run_push(path: Path, url: str, wait_s: float) -> str:
+    """What was done.  Raises BadInput: no URL; and what `push` does."""
     place, store = _url(url), open_store(path)
     with Progress().stage("push", store_bytes(store), "B") as stage:
         fingerprint = push(store, place, wait_s, stage.advance)
-    typer.echo(f"{place}: pushed, fingerprint {fingerprint}")
+    return f"{place}: pushed, fingerprint {fingerprint}"
 
 
-def run_pull(url: str, target: Path, wait_s: float) -> None:
-    """Raises BadInput: no URL; and what `pull` does."""
+def run_pull(url: str, target: Path, wait_s: float) -> str:
+    """What was done.  Raises BadInput: no URL; and what `pull` does."""
     place = _url(url)
     store = pull(place, target, wait_s, lambda total: Progress().stage("pull", total, "B"))
-    typer.echo(f"{target}: pulled, fingerprint {store.manifest.fingerprint}")
+    return f"{target}: pulled, fingerprint {store.manifest.fingerprint}"
 
 
 def place_for(url: str, work: Path | None) -> Path:

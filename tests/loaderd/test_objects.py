@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,13 +61,13 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     return give
 
 
-def faulty(every: int) -> Callable[[str, str], str]:
-    """A fault at every so many requests for a range, each kind in turn."""
-    count, kinds = itertools.count(), itertools.cycle(KINDS)
+def faulty(share: float) -> Callable[[str, str], str]:
+    """Such a share of all requests for ranges fails, each kind in turn."""
+    kinds, rng = itertools.cycle(KINDS), random.Random(1)
     shard = re.compile(r"/c/\d+/\d")
 
     def fault(method: str, path: str) -> str:
-        wanted = method == "GET" and shard.search(path) and next(count) % every == 0
+        wanted = method == "GET" and shard.search(path) and rng.random() < share
         return next(kinds) if wanted else ""
 
     return fault
@@ -100,11 +101,11 @@ def test_a_restart_on_a_warm_cache_reads_no_object(
 
 @pytest.mark.slow
 def test_faults_change_no_batch(proxy: Proxy, cached: Callable[[str], None]) -> None:
-    cached("1M")
+    cached("700K")
     cases = {case: PLAIN[case] for case in ("new", "hyperbatch", "macrobatch", "hops-chunks")}
     injected = []
     with daemon(Path(f"{URL}/plain"), "64M") as endpoint:
-        proxy.fault = faulty(2)
+        proxy.fault = faulty(0.6)
         try:
             for case, how in cases.items():
                 before = len(proxy.injected)
@@ -115,7 +116,7 @@ def test_faults_change_no_batch(proxy: Proxy, cached: Callable[[str], None]) -> 
         counters = ask_status(parse_either(endpoint)).counters
     assert counters["object_pages_evicted"] > 0
     assert counters["object_retries"] >= sum(injected)
-    print(injected)
+    assert sum(injected) >= 100, injected
 
 
 @pytest.mark.long
@@ -135,7 +136,7 @@ def serve(url: object, *options: object) -> "object":
 def test_bad_input_is_one_line(
     proxy: Proxy, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = ("--cache", tmp_path / "cache", "--cache-size", "64M", "--object-wait", "1")
+    cache = ("--cache", tmp_path / "cache", "--cache-size", "64M", "--object-wait", "6")
     url = f"{URL}/plain"
     refused(serve(url), "expected --cache FOLDER and --cache-size SIZE")
     refused(serve(f"s3://nobody/{BUCKET}", *cache), "there is no such bucket")

@@ -14,7 +14,7 @@ from blockstore.owners import write_owners
 from blockstore.store import open_store
 from tests.daemons import ROOT
 from tests.tools.tiny import TINY, by_side
-from tools.bench import epochs, gpu, large, peers, split, trainers
+from tools.bench import epochs, gpu, large, objects, peers, split, trainers
 from tools.bench.harness import BENCHES, run
 from tools.bench.setup import command, serving
 
@@ -135,6 +135,18 @@ def test_rows_of_a_peer_and_a_plain_copy(folder):
         assert min(f["GB_per_s"] for f in figures) > 0
         if side.name == peers.ROWS:  # 8192 rows of 128 bytes at once; block 2 is in both parts
             assert [f["requests"] for f in figures] == [2, 4]
+
+
+def test_objects_into_a_cache_and_a_plain_loop(folder):
+    given = objects.ObjectsOptions(
+        folder, nodes=20_000, features=64, degree=2, latency=0.002, rate=0
+    )
+    with contextmanager(objects.objects)(given) as plan:
+        assert [ratio[1:] for ratio in plan.ratios] == [(objects.CACHED, "GB_per_s", objects.PLAIN)]
+        for side in plan.sides:
+            with contextmanager(side.work)(*side.arguments) as one_round:
+                figures = [one_round() for _ in range(2)]
+            assert min(f["GB_per_s"] for f in figures) > 0
 
 
 def test_the_command_lists_its_benches():

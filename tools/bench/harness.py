@@ -29,7 +29,8 @@ from tools.group import group
 BENCHES = {  # generators of these names, by their modules
     "csc": "ingest", "disk": "disk", "gpu": "gpu", "handover": "handover", "hops": "hops",
     "hyperbatch": "epochs", "ingest": "ingest", "kernels": "kernels", "loaders": "epochs",
-    "macro": "epochs", "large": "large", "peers": "peers", "split": "split", "trainers": "trainers",
+    "macro": "epochs", "large": "large", "objects": "objects", "peers": "peers",
+    "split": "split", "trainers": "trainers",
 }  # fmt: skip
 POLL_S = 0.1
 CONTEXT = multiprocessing.get_context("spawn")  # the memory of a side is its own

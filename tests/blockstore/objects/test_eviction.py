@@ -95,7 +95,7 @@ def share(made: tuple[Memory, CachedPages, np.ndarray], trace: list[list[int]], 
     """Pages fetched, over the optimum."""
     bucket, pages, crcs = made
     for run in trace:
-        with pages.hold("a", np.array(run), crcs, passing):
+        with pages.hold("a", np.array(run), crcs, passing, False):
             pass
         assert pages.present <= LIMIT
     return bucket.bytes_read / PAGE_BYTES / optimum(trace)
@@ -148,7 +148,7 @@ def test_whatever_is_held_has_its_bytes_and_the_size_holds(
             for _ in range(150):
                 first, count = int(rng.integers(PAGES - 300)), int(rng.integers(1, 300))
                 some = np.unique(first + rng.integers(0, count, count))
-                with pages.hold("a", some, crcs, bool(rng.random() < 0.5)):
+                with pages.hold("a", some, crcs, bool(rng.random() < 0.5), False):
                     if pages.present > LIMIT:
                         faults.append(f"{pages.present} pages")
                     for page in some[:: 1 + some.size // 8].tolist():
