@@ -47,7 +47,10 @@ class PageSource(Elsewhere, Protocol):
 
     url: str
     memory_bytes: int  # that it takes
-    roomy: bool  # pages may be held by who waits for a buffer
+
+    @property
+    def roomy(self) -> bool:
+        """Whether pages may be held by who waits for a buffer."""
 
     def hold(
         self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any], passing: bool, early: bool

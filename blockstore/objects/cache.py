@@ -98,6 +98,11 @@ class PageCache(Closing):
             self._members.remove(member)
             self.limit += -(-metadata_bytes // PAGE_BYTES)
 
+    @property
+    def largest(self) -> int:
+        """Pages that a thread may hold at once, of any store."""
+        return max(member.largest for member in self._members)
+
     def make_room(self, pages: int) -> None:
         """For so many pages that are to come; under `changed`, when they are held."""
         excess = sum(member.present for member in self._members) + pages - self.limit
@@ -155,7 +160,6 @@ class CachedPages(Closing):
             self.present = int(np.count_nonzero(self._state))  # pages in files, or on their way
             self._cold = self.present
             cache.add(self, metadata_bytes)
-            self.roomy = cache.limit >= 4 * self.largest
         except BaseException:
             self._close_files()
             raise
@@ -169,6 +173,10 @@ class CachedPages(Closing):
         self._cache.remove(self, self._metadata_bytes)
         self._close_files()
         self.closed = True
+
+    @property
+    def roomy(self) -> bool:
+        return self._cache.limit >= 4 * self._cache.largest
 
     def hurry(self) -> None:
         self._bucket.hurry()
@@ -200,7 +208,7 @@ class CachedPages(Closing):
         with changed:
             # What all hold together has room: so room can be made for what is missing of it.  Who
             # holds early may wait for the buffer of one that has yet to hold: room for it is left.
-            limit = cache.limit - early * self.largest
+            limit = cache.limit - early * cache.largest
             wanted = self._with_gaps(asked, limit)
             while cache.held and cache.held + wanted.size > limit:
                 changed.wait()
