@@ -12,6 +12,7 @@ import pytest
 
 from blockstore.errors import OutOfSpace, StoreBusy, StoreError, StoreExists
 from blockstore.io import files
+from blockstore.objects import bucket as bucket_module
 from blockstore.objects.bucket import Bucket, ObjectError, Transfer, parse_url
 from blockstore.objects.push import push
 from blockstore.objects.remote import ObjectStores
@@ -277,3 +278,9 @@ def test_times_are_fitted_by_a_line() -> None:
     seconds, per_byte = found.fit()
     assert seconds == pytest.approx(0.03, rel=0.05)
     assert per_byte == pytest.approx(1 / 80e6, rel=0.05)
+
+
+def test_without_obstore_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_module, "find_spec", lambda _name: None)
+    with pytest.raises(ObjectError, match=r'not installed.*pip install "blockstore\[objects\]"'):
+        Bucket(URL)
