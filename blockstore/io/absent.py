@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES, BlockGeometry
-from blockstore.io.elsewhere import RowSource
+from blockstore.io.elsewhere import RemoteRows
 from blockstore.kernels.absent import place_rows
 from blockstore.kernels.crc import find_bad_page
 from blockstore.kernels.reads import PAGE, PAGES, PLACE, SHARD
@@ -75,7 +75,7 @@ def split_pieces(
 
 
 def bring(
-    source: RowSource,
+    source: RemoteRows,
     file: BlockedFile,
     away: Away,
     memory: NDArray[np.uint8],

@@ -29,7 +29,7 @@ class Elsewhere(Protocol):
         """What it has done so far."""
 
 
-class RowSource(Elsewhere, Protocol):
+class RemoteRows(Elsewhere, Protocol):
     """Where rows come from that other servers have."""
 
     def num_rows(self, path: str) -> int:

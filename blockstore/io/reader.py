@@ -14,7 +14,7 @@ from blockstore import concurrency
 from blockstore.closing import Closing
 from blockstore.format import PAGE_BYTES
 from blockstore.io.absent import bring, split_pieces, tasks_away
-from blockstore.io.elsewhere import Elsewhere, RowSource
+from blockstore.io.elsewhere import Elsewhere, RemoteRows
 from blockstore.io.files import open_to_read, probe_direct
 from blockstore.io.ring import DEPTH, MOST_PIECES
 from blockstore.io.threads import ReadThreads, Task
@@ -138,7 +138,7 @@ class BlockReader(Closing):
         data: NDArray[np.uint8],
         slot_bytes: int,
         threads: int | ReadThreads = 8,
-        source: RowSource | None = None,
+        source: RemoteRows | None = None,
     ) -> None:
         """`data`: uint8, page-aligned, slots of `slot_bytes`, at least as wide as any block's.
 

@@ -31,7 +31,7 @@ _LOOK_MS = 200  # between two looks whether this side ends
 
 
 class PeerRows(Closing):
-    """The rows of one store that other servers have, as a `RowSource` of its reader."""
+    """The rows of one store that other servers have, as a `RemoteRows` of its reader."""
 
     def __init__(self, store: Store, part: StorePart, peers: PeerAddresses) -> None:
         self._part, self._peers = part, peers

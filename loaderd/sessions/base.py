@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from blockstore.format import Manifest
 from blockstore.io.arena import Arena
-from blockstore.io.elsewhere import RowSource
+from blockstore.io.elsewhere import RemoteRows
 from blockstore.io.reader import BlockReader
 from blockstore.io.threads import ReadThreads
 from blockstore.store import Store
@@ -155,7 +155,7 @@ class SharedResources:
         num_slots: int,
         slot_bytes: int,
         unused_bytes: int,
-        row_source: Callable[[Store], RowSource | None] = lambda _store: None,
+        row_source: Callable[[Store], RemoteRows | None] = lambda _store: None,
     ) -> None:
         """Take it all.
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from blockstore.closing import Closing
-from blockstore.io.elsewhere import RowSource
+from blockstore.io.elsewhere import RemoteRows
 from blockstore.store import Store
 from blockstore.units import format_bytes, format_mem
 from loaderd.api.errors import Refused
@@ -37,7 +37,7 @@ class Stores(Closing):
         self,
         stores: Sequence[Store],
         settings: EngineSettings,
-        row_source: Callable[[Store], RowSource | None] = lambda _store: None,
+        row_source: Callable[[Store], RemoteRows | None] = lambda _store: None,
     ) -> None:
         """Open all.
 
