@@ -1,7 +1,7 @@
 """Blocks from disk into slots: reader threads, many reads at a time each, every block checked."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
@@ -16,6 +16,7 @@ from blockstore.format import PAGE_BYTES
 from blockstore.io.absent import bring, split_pieces, tasks_away
 from blockstore.io.elsewhere import Elsewhere, RemoteRows
 from blockstore.io.files import open_to_read, probe_direct
+from blockstore.io.reading import Reading, Request
 from blockstore.io.ring import DEPTH, MOST_PIECES
 from blockstore.io.threads import ReadThreads, Task
 from blockstore.kernels.reads import (
@@ -33,22 +34,6 @@ from blockstore.validate import GraphCheck
 MERGE_BYTES = 4 << 20  # of blocks that one thread takes at a time, at most
 _TASK_PAGES = 256  # of runs, likewise
 _NO_CRCS = np.empty(0, np.uint32)
-
-
-class _Request:
-    """What one `read` waits for."""
-
-    def __init__(self, left: int) -> None:
-        self._left, self._lock = left, concurrency.Lock()
-        self.done = concurrency.Event()
-        self.error: BaseException | None = None
-
-    def finish(self, error: BaseException | None) -> None:
-        with self._lock:
-            self.error = self.error or error
-            self._left -= 1
-            if self._left == 0:
-                self.done.set()
 
 
 class Transit(NamedTuple):
@@ -96,34 +81,6 @@ class _Placing(NamedTuple):
     places: NDArray[np.int64]
     are_blocks: bool  # each run is one block
     rows: NDArray[Any] | None = None
-
-
-class Reading:
-    """Runs of pages on their way."""
-
-    def __init__(self, request: _Request | None, waited: Callable[[int], None]) -> None:
-        self._request, self._waited = request, waited
-
-    def wait(self) -> None:
-        """Until all are read and consumed.  Raises the first error met."""
-        if self._request is not None:
-            begun = concurrency.perf_counter_ns()
-            self._request.done.wait()
-            self._waited(concurrency.perf_counter_ns() - begun)
-            if self._request.error is not None:
-                raise self._request.error
-
-
-def wait_all(readings: Iterable[Reading]) -> None:
-    """Until nothing is on its way any more, whatever failed.  Raises the first error met."""
-    error: BaseException | None = None
-    for reading in readings:
-        try:
-            reading.wait()
-        except Exception as found:
-            error = error or found
-    if error is not None:
-        raise error
 
 
 class BlockReader(Closing):
@@ -260,7 +217,7 @@ class BlockReader(Closing):
         tasks = int(cut_tasks(runs, most, most_pages, first))
         if not tasks:
             return Reading(None, self._waited)
-        request = _Request(tasks)
+        request = Request(tasks)
         blocked, first = self.files[file], first[: tasks + 1]
         away = tasks_away(runs, first, blocked.geometry, blocked.holes)
         source: Elsewhere | None = blocked.pages or self._source
@@ -275,7 +232,7 @@ class BlockReader(Closing):
         with self._lock:
             self.wait_ns += ns
 
-    def _do(self, task: Task, request: _Request, queue: ReadQueue) -> None:
+    def _do(self, task: Task, request: Request, queue: ReadQueue) -> None:
         """In a reader thread."""
         try:
             task(queue if self._direct else queue.without_ring())

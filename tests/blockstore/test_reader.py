@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from blockstore.errors import CorruptBlock
 from blockstore.format import PAGE_BYTES, BlockGeometry
 from blockstore.io.arena import Arena
-from blockstore.io.reader import BlockReader, wait_all
+from blockstore.io.reader import BlockReader
+from blockstore.io.reading import wait_all
 from blockstore.kernels.crc import page_crcs
 from blockstore.store import BlockedFile
 

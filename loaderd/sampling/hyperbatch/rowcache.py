@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from blockstore import concurrency
 from blockstore.format import PAGE_BYTES, row_geometry
-from blockstore.io.reader import Reading, make_transit, wait_all
+from blockstore.io.reader import make_transit
+from blockstore.io.reading import Reading, wait_all
 from blockstore.kernels.rowcache import (
     ABSENT_ROW,
     LEVELS,

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import ITEM_BYTES, PAGE_BYTES, Manifest, edge_layout
-from blockstore.io.reader import Reading, make_transit, wait_all
+from blockstore.io.reader import make_transit
+from blockstore.io.reading import Reading, wait_all
 from blockstore.kernels import members as kernels
 from blockstore.kernels.columns import view_blocks
 from blockstore.kernels.members import MemberColumns, Members, WantedMembers

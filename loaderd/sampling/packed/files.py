@@ -15,7 +15,8 @@ from blockstore.errors import CorruptBlock
 from blockstore.format import PAGE_BYTES, BlockGeometry, RowArray, crc_path, row_geometry
 from blockstore.io.buffers import byte_view
 from blockstore.io.files import read_exact
-from blockstore.io.reader import BlockReader, Reading
+from blockstore.io.reader import BlockReader
+from blockstore.io.reading import Reading
 from blockstore.store import BlockedFile, find_shards
 from loaderd.sampling.packed.format import Pack
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import RowArray, row_geometry
-from blockstore.io.reader import Reading, wait_all
+from blockstore.io.reading import Reading, wait_all
 from blockstore.kernels.places import PlacedRows, address_places
 from loaderd.plans.base import Unit
 from loaderd.sampling.hyperbatch.rowcache import Needs, TypeRows

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from blockstore.errors import CorruptBlock
 from blockstore.format import PAGE_BYTES, RowArray
-from blockstore.io.reader import Reading, wait_all
+from blockstore.io.reading import Reading, wait_all
 from loaderd.plans.base import Unit
 from loaderd.sampling.hyperbatch.session import AreaFull, Sampled, StructureArea
 from loaderd.sampling.packed.files import PackFiles, place_of

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from blockstore.format import PAGE_BYTES
 from blockstore.io.arena import Arena
-from blockstore.io.reader import BlockReader, Reading, make_transit, wait_all
+from blockstore.io.reader import BlockReader, make_transit
+from blockstore.io.reading import Reading, wait_all
 from blockstore.kernels.hoprows import spread_rows
 from blockstore.kernels.rowcache import plan_extents
 from blockstore.kernels.rows import row_layout
