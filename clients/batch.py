@@ -50,6 +50,8 @@ class BatchArrays:
     ends: NDArray[np.int64] | None = None  # local ends of seed edges and negatives, in their types
     trees: NDArray[np.int64] | None = None  # (num_nodes,) as `n_id`, if sampled up to a time
     times: NDArray[np.int64] | None = None  # (num_seeds,) likewise
+    edge_weight: NDArray[np.float32] | None = None  # (num_edges,) as `e_id`, if asked for
+    edge_time: NDArray[np.int64] | None = None  # likewise
     # with home placement: which rank trains each seed of the global batch
     seed_rank: NDArray[np.int64] | None = None
     store_id: NDArray[np.int64] | None = None  # (num_nodes,) of plan "partitions"
@@ -306,13 +308,15 @@ class BatchReader(ArenaReader):
             input_id=self._wide(blob, named["input_id"]),
             edges=self._edges(ready, named, edge_starts, nodes, views),
             edge_starts=edge_starts,
-            e_id=self._e_id(ready, named["e_id"], edge_starts) if "e_id" in named else None,
+            e_id=self._of_edges(ready, named.get("e_id"), edge_starts, np.int64),
             nodes_per_hop=self._nodes_per_hop(ready, nodes),
             edges_per_hop=edges_per_hop,
             rows=rows,
             ends=ends,
             trees=None if trees is None else self._by_type(blob, trees, nodes),
             times=None if times is None else self._wide(blob, times),
+            edge_weight=self._of_edges(ready, named.get("edge_weight"), edge_starts, np.float32),
+            edge_time=self._of_edges(ready, named.get("edge_time"), edge_starts, np.int64),
             seed_rank=None if ranks is None else self._wide(blob, ranks),
             store_id=None if stored is None else self._wide(blob, stored),
         )
@@ -402,21 +406,23 @@ class BatchReader(ArenaReader):
             first += ready.nodes_per_hop[hop]
         return edges
 
-    def _e_id(
-        self, ready: BatchReady, array: BlobArray, starts: Sequence[int]
-    ) -> NDArray[np.int64]:
-        """Original ids of the edges, relation by relation."""
+    def _of_edges(
+        self, ready: BatchReady, array: BlobArray | None, starts: Sequence[int], dtype: type
+    ) -> Any:
+        """What a batch tells of each edge, relation by relation; None: it is not told."""
+        if array is None:
+            return None
+        out = self._pool.empty((array.length,), dtype)
         if self._single:
-            return self._wide(ready.structure, array)
+            return self._copy(ready.structure, array, out)
         found = self._narrow(ready.structure, array)
-        e_id = self._pool.empty((found.size,), np.int64)
         used, edge = list(starts[:-1]), 0
         for counts in ready.edges_per_hop:
             for r, count in enumerate(counts):
-                e_id[used[r] : used[r] + count] = found[edge : edge + count]
+                out[used[r] : used[r] + count] = found[edge : edge + count]
                 used[r] += count
                 edge += count
-        return e_id
+        return out
 
     def _gather_groups(
         self, ready: BatchReady, items: ItemOrder, rows: dict[str, NDArray[Any]]

@@ -120,6 +120,8 @@ class BatchCutter:
             edge_index=cut.edge_index,
             n_id=large.n_id[cut.nodes],
             e_id=None if large.e_id is None else large.e_id[cut.edges],
+            edge_weight=None if large.edge_weight is None else large.edge_weight[cut.edges],
+            edge_time=None if large.edge_time is None else large.edge_time[cut.edges],
             input_id=large.input_id[seeds],
             batch_size=seeds.numel(),
             num_sampled_nodes=cut.num_sampled_nodes,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clients.records import TensorRecord
-from clients.torch import Batch, EdgeType, HeteroBatch, by_type
+from clients.torch import Batch, EdgeType, HeteroBatch, by_type, rows_of_edges
 
 __all__ = [
     "HeteroMfg",
@@ -83,7 +83,7 @@ def to_hetero_mfgs(batch: HeteroBatch) -> list[HeteroMfg]:
         for relation, edges in batch.num_sampled_edges.items():
             own = layer_edges(edges, hop, batch.frontier)
             src, dst = batch.edge_index[relation]
-            rows = batch.edge_features.get(relation, {})
+            rows = rows_of_edges(batch, relation)
             found[relation] = Mfg(
                 src[own], dst[own], None if batch.e_id is None else batch.e_id[relation][own],
                 reach[relation[0]][hop + 1], reach[relation[2]][hop],

@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 from torch import Tensor
@@ -29,7 +30,11 @@ __all__ = ["Collate", "LinkNeighborLoader", "NeighborLoader", "to_data"]
 
 Transform = Callable[[Any], Any]  # of a Data or a HeteroData
 Edges = Tensor | str | None
-_FIELDS = {"edge_index", "edge_label", "edge_label_index", "edge_label_time"}  # of PyG's own
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
+# of PyG's own, and of ours
+_FIELDS = {
+    "edge_index", "edge_label", "edge_label_index", "edge_label_time", "edge_weight", "edge_time"
+}  # fmt: skip
 
 
 class DaemonLoader(DataLoader[Any]):
@@ -39,10 +44,12 @@ class DaemonLoader(DataLoader[Any]):
     # batches are whole, and of one rank if there are several: Accelerate is to leave them alone
     _is_accelerate_prepared = True
 
-    def __init__(self, dataset: SteppedDataset[Any], options: dict[str, Any]) -> None:
-        """`options` are `transform` and those of `DataLoader`."""
+    def __init__(
+        self, dataset: SteppedDataset[Any], options: dict[str, Any], names: Mapping[str, str]
+    ) -> None:
+        """`options` are `transform` and those of `DataLoader`; `names` as in `to_data`."""
         # of one batch, not of a list: there is no batch_size
-        collate: Any = Collate(options.pop("transform", None))
+        collate: Any = Collate(options.pop("transform", None), names)
         kept = data_loader_options(type(self).__name__, options)
         super().__init__(dataset, batch_size=None, collate_fn=collate, **kept)
 
@@ -65,12 +72,14 @@ class DaemonLoader(DataLoader[Any]):
         self.dataset.load_state_dict(state)
 
 
-def check_arguments(data: object, options: dict[str, Any], **times: object) -> None:
-    """Take `time_attr` out of `options`, as times are those of the store.
+def check_arguments(data: object, options: dict[str, Any], **times: object) -> dict[str, str]:
+    """Put what `weight_attr` and `time_attr` ask for in their place; what they name edges' values.
+
+    Weights and times are those of the store; edges are drawn by the weights, and up to the times.
 
     Raises TypeError: graphs themselves are not taken, and times come with the seeds.
     """
-    time_attr = options.pop("time_attr", None)
+    time_attr, weight_attr = options.pop("time_attr", None), options.pop("weight_attr", None)
     if not isinstance(data, str | os.PathLike):
         raise TypeError(
             f"data: {type(data).__name__}, expected a daemon's endpoint, ipc:///..., or the path "
@@ -79,12 +88,18 @@ def check_arguments(data: object, options: dict[str, Any], **times: object) -> N
     for name, given in times.items():
         if time_attr is not None and given is None:
             raise TypeError(f"time_attr without {name}, expected a time of each seed")
+    if weight_attr is not None:
+        options |= {"weighted": True, "edge_weights": True}
+    if time_attr is not None:
+        options["edge_times"] = True
+    names = {"edge_weight": weight_attr, "edge_time": time_attr}
+    return {name: attr for name, attr in names.items() if attr is not None}
 
 
 # of PyG's loaders, with the values that ask for nothing else than what is done
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "directed": (True,), "disjoint": (False,), "subgraph_type": ("directional",),
-    "weight_attr": (None,), "transform_sampler_output": (None,), "is_sorted": (True, False),
+    "transform_sampler_output": (None,), "is_sorted": (True, False),
     "filter_per_worker": (None, True, False), "neighbor_sampler": (None,), "custom_cls": (None,),
     "drop_last": (False,),
 }  # fmt: skip
@@ -167,7 +182,7 @@ class NeighborLoader(DaemonLoader):
         are sampled, by their times in the store, whatever `time_attr` was called there.  `options`
         are `transform`, `clients.torch.SamplingOptions`, and those of
         `torch.utils.data.DataLoader`: num_workers, pin_memory, ..."""
-        check_arguments(data, options, input_time=input_time)
+        names = check_arguments(data, options, input_time=input_time)
         node_type, nodes = typed_seeds(input_nodes)
         dataset = (NeighborDataset if node_type is None else HeteroDataset)(
             data,
@@ -179,7 +194,7 @@ class NeighborLoader(DaemonLoader):
             shuffle=shuffle,
             **take_ours(options),
         )
-        super().__init__(dataset, options)
+        super().__init__(dataset, options, names)
 
 
 class LinkNeighborLoader(DaemonLoader):
@@ -214,7 +229,7 @@ class LinkNeighborLoader(DaemonLoader):
         "own": before those of the seed edges in the store.  `options` are batch_size=1,
         shuffle=False, exclude="none", `transform`, others of `clients.link.LinkOptions`, and those
         of `torch.utils.data.DataLoader`."""
-        check_arguments(data, options, edge_label_time=edge_label_time)
+        names = check_arguments(data, options, edge_label_time=edge_label_time)
         edge_type, edges = typed_seeds(edge_label_index)
         negatives = _negatives(neg_sampling, neg_sampling_ratio)
         ours: dict[str, Any] = {"shuffle": False, "exclude": "none"} | take_ours(options)
@@ -230,7 +245,7 @@ class LinkNeighborLoader(DaemonLoader):
             amount=0.0 if negatives is None else negatives.amount,
             **ours,
         )
-        super().__init__(dataset, options)
+        super().__init__(dataset, options, names)
 
 
 def _negatives(
@@ -248,16 +263,22 @@ def _negatives(
 class Collate:
     """Turns each batch into PyG's record, in the process that read it; pickles for spawn."""
 
-    def __init__(self, transform: Transform | None = None) -> None:
-        self._transform = transform
+    def __init__(
+        self, transform: Transform | None = None, names: Mapping[str, str] = NO_NAMES
+    ) -> None:
+        """`names`: as in `to_data`."""
+        self._transform, self._names = transform, dict(names)
 
     def __call__(self, batch: Batch | HeteroBatch) -> Any:
-        data = to_data(batch)
+        data = to_data(batch, self._names)
         return data if self._transform is None else self._transform(data)
 
 
-def to_data(batch: Batch | HeteroBatch) -> Any:
-    """The same tensors as PyG's `Data`, or `HeteroData`; nothing is copied."""
+def to_data(batch: Batch | HeteroBatch, names: Mapping[str, str] = NO_NAMES) -> Any:
+    """The same tensors as PyG's `Data`, or `HeteroData`; nothing is copied.
+
+    names   what "edge_weight" and "edge_time" are to be called, if not so
+    """
     several, typed = isinstance(batch, HeteroBatch), by_type(batch)
     data: Any = HeteroData() if several else Data()
     for name, ids in typed.n_id.items():
@@ -282,6 +303,9 @@ def to_data(batch: Batch | HeteroBatch) -> Any:
         if typed.e_id is not None:
             edges["e_id"] = typed.e_id[relation]
         edges |= edge_fields(typed.edge_features.get(relation, {}))
+        for name, values in (("edge_weight", typed.edge_weight), ("edge_time", typed.edge_time)):
+            if values is not None and relation in values:
+                edges[names.get(name, name)] = values[relation]
         (data[relation] if several else data).update(edges)
     data.epoch, data.step = batch.epoch, batch.step
     if isinstance(batch, LinkBatch | HeteroLinkBatch):

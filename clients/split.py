@@ -303,7 +303,7 @@ class SplitDataset(NodeSampledDataset[SplitBatch]):
     def _to_batch(self, arrays: BatchArrays, attached: Attached) -> SplitBatch:
         assert isinstance(arrays, SplitArrays)
         found = only_type(batch_fields(arrays, attached))
-        for name in ("e_id", "batch", "seed_time", "edge_features"):
+        for name in ("e_id", "batch", "seed_time", "edge_features", "edge_weight", "edge_time"):
             del found[name]
         return SplitBatch(
             **found,

@@ -70,6 +70,8 @@ class Batch(TensorRecord):
     seed_time: Tensor | None = None  # int64 (batch_size,)
     # rows of the edges by the name of their array, if asked for
     edge_features: dict[str, Tensor] = field(default_factory=dict)  # (num_edges, ...)
+    edge_weight: Tensor | None = None  # float32 (num_edges,), if asked for
+    edge_time: Tensor | None = None  # int64 (num_edges,), if asked for
 
     @property
     def num_nodes(self) -> int:
@@ -104,6 +106,9 @@ class HeteroBatch(TensorRecord):
     seed_time: Tensor | None = None  # int64 (batch_size,)
     # rows of the edges by relation and the name of their array, if asked for
     edge_features: dict[EdgeType, dict[str, Tensor]] = field(default_factory=dict)
+    # if asked for, of the relations that have any
+    edge_weight: dict[EdgeType, Tensor] | None = None  # float32 (edges,)
+    edge_time: dict[EdgeType, Tensor] | None = None  # int64 (edges,)
 
     @property
     def num_nodes(self) -> dict[str, int]:
@@ -111,7 +116,10 @@ class HeteroBatch(TensorRecord):
 
 
 _BY_TYPE = ("x", "y", "n_id", "num_sampled_nodes", "features", "batch")
-_BY_RELATION = ("edge_index", "e_id", "num_sampled_edges", "edge_features")
+_BY_RELATION = (
+    "edge_index", "e_id", "num_sampled_edges", "edge_features", "edge_weight", "edge_time"
+)  # fmt: skip
+_MAY_BE_NONE = ("e_id", "batch", "edge_weight", "edge_time")
 _ONLY_TYPE, _ONLY_RELATION = "", ("", "", "")  # of a `Batch`, which does not name them
 
 
@@ -138,14 +146,21 @@ def batch_fields(arrays: BatchArrays, attached: Attached) -> dict[str, Any]:
     starts = arrays.edge_starts
     edges = _pieces(arrays.edges, [2 * start for start in starts])
     counts = [stop - start for start, stop in pairwise(starts)]
+
+    def of_edges(values: NDArray[Any] | None, held: Sequence[bool]) -> Any:
+        """By relation, of those that hold such values; None: they were not asked for."""
+        if values is None:
+            return None
+        own = zip(relations, _pieces(values, starts), held, strict=True)
+        return {relation: piece for relation, piece, there in own if there}
+
+    info = attached.relation_info
     return {
         "x": nodes["x"],
         "y": nodes["y"],
         "edge_index": {r: e.view(2, n) for r, e, n in zip(relations, edges, counts, strict=True)},
         "n_id": dict(zip(types, _pieces(arrays.n_id, arrays.node_starts), strict=True)),
-        "e_id": None
-        if arrays.e_id is None
-        else dict(zip(relations, _pieces(arrays.e_id, starts), strict=True)),
+        "e_id": of_edges(arrays.e_id, [True] * len(relations)),
         "input_type": attached.resolved.seed_type,
         "input_id": torch.from_numpy(arrays.input_id),
         "batch_size": arrays.num_seeds,
@@ -160,6 +175,8 @@ def batch_fields(arrays: BatchArrays, attached: Attached) -> dict[str, Any]:
         else dict(zip(types, _pieces(arrays.trees, arrays.node_starts), strict=True)),
         "seed_time": None if arrays.times is None else torch.from_numpy(arrays.times),
         "edge_features": edge_features,
+        "edge_weight": of_edges(arrays.edge_weight, [r.weights for r in info]),
+        "edge_time": of_edges(arrays.edge_time, [r.times for r in info]),
     }
 
 
@@ -169,6 +186,15 @@ def _pieces(values: NDArray[Any], starts: Sequence[int]) -> list[Tensor]:
     if len(starts) == 2:
         return [whole]
     return [whole[start:stop] for start, stop in pairwise(starts)]
+
+
+def rows_of_edges(batch: HeteroBatch, relation: EdgeType) -> dict[str, Tensor]:
+    """What a batch brings of the edges of a relation, by name; weights and times as such."""
+    found = dict(batch.edge_features.get(relation, {}))
+    for name, values in (("weight", batch.edge_weight), ("time", batch.edge_time)):
+        if values is not None and relation in values:
+            found[name] = values[relation]
+    return found
 
 
 def only_type(found: dict[str, Any]) -> dict[str, Any]:
@@ -189,7 +215,7 @@ def by_type(batch: Batch | HeteroBatch) -> HeteroBatch:
     found = {f.name: getattr(batch, f.name) for f in fields(Batch)}
     for names, key in ((_BY_TYPE, _ONLY_TYPE), (_BY_RELATION, _ONLY_RELATION)):
         for name in names:
-            absent: Any = None if name in ("e_id", "batch") else {}
+            absent: Any = None if name in _MAY_BE_NONE else {}
             found[name] = absent if found[name] is None else {key: found[name]}
     return HeteroBatch(input_type=_ONLY_TYPE, **found)
 
@@ -199,13 +225,16 @@ class SamplingOptions(DatasetOptions, total=False):
 
     return_e_id         bring original edge ids
     edge_features       bring rows of the sampled edges, of all arrays of edges in the store
+    edge_weights        bring the weights of the sampled edges
+    edge_times          bring the times of the sampled edges
     plan                "auto" (default), "minibatch", "hyperbatch" or "macrobatch"
     hyperbatch          batches built together, 0: as many as fit; like `plan`, but for
                         "macrobatch", it changes no batch
     frontier            "new" (default): a hop expands newly found nodes, as in PyG; "layer": all
                         nodes found so far, drawing again, as in DGL
     replace             draw with replacement
-    weighted            draw neighbors by the weights of the edges; one of weight 0 never is drawn
+    weighted            draw neighbors by the weights of the edges; one of weight 0 never is drawn.
+                        With `replace` the draws are independent, each in proportion to the weights
     sampler             "neighbor" (default): each node draws its neighbors by itself; "labor": all
                         nodes that a hop expands prefer the same ones, so that a batch has fewer
                         nodes.  Without `replace`, `weighted` and times of the seeds
@@ -227,6 +256,8 @@ class SamplingOptions(DatasetOptions, total=False):
 
     return_e_id: bool
     edge_features: bool
+    edge_weights: bool
+    edge_times: bool
     plan: str
     hyperbatch: int
     frontier: str

@@ -127,10 +127,14 @@ def write_hetero(folder: Path) -> None:
 # -- what is digested -----------------------------------------------------------------------------
 
 
+_LATER = ("edge_weight", "edge_time")  # fields that the recorded batches did not have yet
+
+
 def update(found: "hashlib._Hash", name: str, value: Any) -> None:
     """Add a value: arrays by dtype, shape and bytes; records and mappings part by part."""
     if is_dataclass(value) and not isinstance(value, type):
         value = {f.name: getattr(value, f.name) for f in fields(value)}
+        value = {k: v for k, v in value.items() if v is not None or k not in _LATER}
     if isinstance(value, Mapping):
         for key in sorted(value, key=str):
             update(found, f"{name}.{key}", value[key])

@@ -33,6 +33,7 @@ class HeteroGraph(NamedTuple):
     x_of: Mapping[str, Any] = MappingProxyType({})  # features that are not made up
     times: Mapping[EdgeType, Any] = MappingProxyType({})  # int64 (edges,), of some relations
     edge_rows: Mapping[EdgeType, Mapping[str, Any]] = MappingProxyType({})  # arrays (edges, ...)
+    weights: Mapping[EdgeType, Any] = MappingProxyType({})  # float32 (edges,), of some relations
 
     @property
     def first(self) -> dict[str, int]:
@@ -141,13 +142,14 @@ def _write_relation(writer: StoreWriter, graph: HeteroGraph, relation: EdgeType)
     indptr, indices = graph.relations[relation]
     folder = f"edges/{src}___{name}___{dst}"
     blocks = writer.graph(f"{folder}/blocks")
-    times = graph.times.get(relation)
+    times, weights = graph.times.get(relation), graph.weights.get(relation)
     bits = id_bits(graph.num_nodes[src])
-    layout = EdgeLayout("uint32", bits, graph.first[src], 4, 0, 8 * (times is not None))
+    beside = 4 * (weights is not None), 8 * (times is not None)
+    layout = EdgeLayout("uint32", bits, graph.first[src], 4, *beside)
     packer = GraphPacker(4096, layout, graph.first[dst], blocks.append)
     packer.append(
         np.diff(indptr), (indices + graph.first[src]).astype(np.uint32),
-        np.arange(indices.size, dtype=np.uint32), None, times,
+        np.arange(indices.size, dtype=np.uint32), weights, times,
     )  # fmt: skip
     features = {}
     for array, values in graph.edge_rows.get(relation, {}).items():
@@ -162,5 +164,5 @@ def _write_relation(writer: StoreWriter, graph: HeteroGraph, relation: EdgeType)
         src=src, name=name, dst=dst, num_edges=indices.size, num_blocks=blocks.close(),
         path=f"{folder}/blocks", first_node_path=f"{folder}/first_node", edge_id_dtype="uint32",
         num_source_edges=indices.size, first_edge_path=f"{folder}/first_edge",
-        has_times=times is not None, features=features,
+        has_weights=weights is not None, has_times=times is not None, features=features,
     )  # fmt: skip

@@ -93,14 +93,21 @@ def sample_edges(
     return [start + pick for pick in picks]
 
 
-def weigh_edges(indptr: Any, weights: Any, node: int, fanout: int, key: int) -> list[int]:
-    """Places in `indices` of a weighted draw without replacement, ascending: the least keys."""
+def weigh_edges(
+    indptr: Any, weights: Any, node: int, fanout: int, key: int, replace: bool = False
+) -> list[int]:
+    """Places in `indices` of a weighted draw, ascending: the least keys.
+
+    With replacement an edge has `fanout` keys, each more than the one before it.
+    """
     start, stop = int(indptr[node]), int(indptr[node + 1])
-    keys = [
-        (-math.log(((draw_hash(key, node, edge - start) >> 11) + 0.5) * 2.0**-53) / w, edge)
-        for edge in range(start, stop)
-        if (w := float(weights[edge])) > 0
-    ]
+    keys = []
+    for edge in range(start, stop):
+        mark, weight = 0.0, float(weights[edge])
+        for meeting in range(fanout if replace else 1) if weight > 0 else ():
+            hashed = draw_hash(key, node, edge - start + (meeting << 44))
+            mark += -math.log(((hashed >> 11) + 0.5) * 2.0**-53) / weight
+            keys.append((mark, edge))
     return sorted(edge for _, edge in sorted(keys)[:fanout])
 
 
@@ -194,7 +201,7 @@ def sample_batch(
             elif weights is None or fanout < 0:
                 picks = sample_edges(indptr, node, fanout, key, replace)
             else:
-                picks = weigh_edges(indptr, weights, node, fanout, key)
+                picks = weigh_edges(indptr, weights, node, fanout, key, replace)
             for edge in picks:
                 source = int(indices[edge])
                 if (source, node) in banned:

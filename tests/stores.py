@@ -67,7 +67,7 @@ def write_store(
             groups = [*groups[: len(offsets) - 1], np.sort(np.array(hubs, np.int64))]
             slots = np.concatenate(groups)
             halo_blocks = _pack(
-                writer, f"{folder}/halo", graph, slots, block_bytes, weights, edge_ids
+                writer, f"{folder}/halo", graph, slots, block_bytes, weights, edge_ids, times
             )
             halo = Halo(
                 nodes=RowArray(f"{node}/halo/nodes", "uint32", slots.size),

@@ -17,6 +17,7 @@ from blockstore.format import (
 )
 from blockstore.kernels.jit import inner
 from blockstore.kernels.packed import PackedIds
+from blockstore.kernels.records import EdgeRecord, RecordPlaces
 
 HEADER_BYTES = BLOCK_HEADER.size  # the offsets follow
 HEADER_WORDS = HEADER_BYTES // 4
@@ -42,6 +43,7 @@ class BlockView(NamedTuple):
     slot_bytes: int
     edge_bytes: int  # of an edge id in a block; 0: the blocks hold none
     weight_bytes: int  # likewise
+    time_bytes: int  # likewise
     # edges of one column that fill a block; a longer one is a multi-block column
     capacity: int
 
@@ -59,7 +61,7 @@ def view_blocks(
     return BlockView(
         arena.view(np.uint32), view_sources(arena, layout), arena.view(edge_ids),
         arena.view(np.float32), arena.view(np.int64), slots, first_node, slot_bytes,
-        layout.edge_id_bytes, layout.weight_bytes, capacity,
+        layout.edge_id_bytes, layout.weight_bytes, layout.time_bytes, capacity,
     )  # fmt: skip
 
 
@@ -130,3 +132,21 @@ def sections(view, slot):
     weight_at = at // 4
     at += (edges * view.weight_bytes + 7) & -8
     return 8 * start, edge_at, weight_at, at // 8
+
+
+@inner
+def words_of_edge(view):
+    """EdgeRecord: of an edge in a block; its item is not told there."""
+    return EdgeRecord(view.edge_bytes // 4, view.weight_bytes // 4, view.time_bytes // 4, 0)
+
+
+@inner
+def record_places(view, block, edge, first_item):
+    """RecordPlaces of an edge of a block, which is present: its number there.
+
+    first_item   as in `picks.Draws`
+    """
+    _, edge_at, weight_at, time_at = sections(view, np.int64(view.slots[block]))
+    item = edge + (first_item[block] if first_item.size else 0)
+    ids = view.edge_bytes // 4
+    return RecordPlaces((edge_at + edge) * ids, weight_at + edge, 2 * (time_at + edge), item)

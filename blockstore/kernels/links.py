@@ -112,7 +112,7 @@ def drop_excluded(
 
     excluded_starts, excluded   from `group_excluded`: column i is seed node i
     draws                       column i has counts[i] from starts[i] on; what stays keeps its order
-    edge_draws                  their edge ids, at edge_starts; of size 0 where there are none
+    edge_draws                  their records, at edge_starts; of size 0 where there are none
     counts                      uint32   in and out
     """
     for i in range(min(num, excluded_starts.size - 1)):
@@ -127,6 +127,7 @@ def drop_excluded(
                 continue
             draws[first + kept] = source
             if edge_draws.size:
-                edge_draws[edge_starts[i] + kept] = edge_draws[edge_starts[i] + k]
+                for word in range(edge_draws.shape[1]):
+                    edge_draws[edge_starts[i] + kept, word] = edge_draws[edge_starts[i] + k, word]
             kept += 1
         counts[i] = kept

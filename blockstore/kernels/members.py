@@ -12,26 +12,28 @@ from blockstore.kernels.columns import (
     HEADER_WORDS,
     NUM_CARRIED,
     NUM_NODES,
-    sections,
+    edges_start,
+    record_places,
 )
 from blockstore.kernels.intrinsics import popcount, prefetch
 from blockstore.kernels.jit import inner, leaf, njit
 from blockstore.kernels.packed import id_at, view_ids
 from blockstore.kernels.picks import (
     BY_SOURCE,
-    EDGE_FIRST,
     FIRST,
     FOUND,
     GROUP,
     Column,
     Draws,
     fetch_group,
+    note_places,
     pick_column,
 )
 from blockstore.kernels.ranked import draw_rule, put_picks, rank_edges, sort_first, take_all
+from blockstore.kernels.records import EdgeRecord, RecordPlaces
 from blockstore.kernels.rows import NO_ROW
 
-_ONE, _ALL = np.uint64(1), np.uint64(2**64 - 1)
+_ONE, _ALL, _LOW = np.uint64(1), np.uint64(2**64 - 1), np.int64(0xFFFFFFFF)
 
 
 class Members(NamedTuple):
@@ -50,8 +52,10 @@ class MemberColumns(NamedTuple):
     starts: NDArray[np.int64]  # where the column lies in `sources`
     degrees: NDArray[np.uint32]
     sources: NDArray[Any]  # id_dtype; SPARE_BYTES more than edges take
-    edge_ids: NDArray[Any]  # beside the sources; size 0: not wanted
-    weights: NDArray[np.float32]  # likewise
+    beside: NDArray[np.uint32]  # section by section, each with room for as many edges
+    weights: NDArray[np.float32]  # the same memory
+    own: EdgeRecord  # words of an edge in each section
+    capacity: int  # edges that there is room for
     fragments: NDArray[np.int64]  # (blocks, 3) of each block: rank of the column that it carries
     #   edges of, where they begin and how many; rank -1: it carries none that are wanted
 
@@ -63,6 +67,8 @@ class WantedMembers(NamedTuple):
     high: int
     nodes: NDArray[Any]  # id_dtype: store id of each; size 0: columns are store ids
     take: NDArray[np.uint8]  # 0: not this one; size 0: all
+    items: NDArray[np.int64]  # of columns that are copies: added to the place of an edge among the
+    #   copies it makes the item of the edge that was copied; size 0: nothing is added
 
 
 def words_size(num_nodes: int) -> int:
@@ -114,19 +120,52 @@ def take_new(words, nodes, take):
         words[word] |= bit
 
 
+@inner
+def _places_from(columns, edge):
+    """RecordPlaces of a column that begins at an edge of those kept."""
+    own, capacity = columns.own, np.int64(columns.capacity)
+    weights = own.ids * capacity
+    times = weights + own.weights * capacity
+    items = times + own.times * capacity
+    return RecordPlaces(
+        edge * own.ids, weights + edge * own.weights, times + edge * own.times,
+        items + edge * own.items,
+    )  # fmt: skip
+
+
+@inner
+def _move(words, first, out, to, count):
+    for k in range(count):
+        out[to + k] = words[first + k]
+
+
+@inner
+def _keep_beside(block, places, more, columns, k, end):
+    """What lies beside edge k of a block, as edge `end` of those kept; `more`: to its item."""
+    own, out, to = columns.own, columns.beside, _places_from(columns, end)
+    _move(block, places.ids + k * own.ids, out, to.ids, own.ids)
+    _move(block, places.weights + k * own.weights, out, to.weights, own.weights)
+    _move(block, places.times + k * own.times, out, to.times, own.times)
+    if own.items:
+        item = places.items + more + k
+        out[to.items] = np.uint32(item & _LOW)
+        if own.items == 2:
+            out[to.items + 1] = np.uint32(item >> 32)
+
+
 @leaf
-def filter_block(view, first_node, wanted, members, columns, to, row):
+def filter_block(view, first_node, first_item, wanted, members, columns, to, row):
     """Wanted columns of a graph block without sources that are no members, from `to` on.
 
     view        BlockView of the block alone, in slot 0
     first_node  int    the first column that starts in the block
+    first_item  int64 (1,)   item of its first edge, of copies the edge's place among them
     row         int    of the block, in the fragments
 
     All edges of the block have room.  Returns where the next column would begin.
     """
-    block, ids, words = view.words, view.sources, members.words
-    sources, edge_ids, weights = columns.sources, columns.edge_ids, columns.weights
-    begin, edge_at, weight_at, _ = sections(view, 0)
+    block, ids, words, sources = view.words, view.sources, members.words, columns.sources
+    begin, beside = 8 * edges_start(np.int64(block[NUM_NODES])), columns.beside.size > 0
     for column in range(first_node - 1, first_node + np.int64(block[NUM_NODES])):
         if column < wanted.low or column >= wanted.high:
             continue
@@ -140,14 +179,14 @@ def filter_block(view, first_node, wanted, members, columns, to, row):
             count = np.int64(block[offset + 1]) - skip
         node = np.int64(wanted.nodes[column - wanted.low]) if wanted.nodes.size else column
         rank, end = rank_of(words, node) - members.base, to
+        places = record_places(view, 0, np.int64(0), first_item)
+        more = wanted.items[column - wanted.low] if wanted.items.size else np.int64(0)
         # the loop is here: a call for each column, with all these arrays, takes as long as it does
         for k in range(skip, skip + count):
             source = id_at(ids, begin + k * ids.bits)
             sources[end] = source
-            if edge_ids.size:
-                edge_ids[end] = view.edge_ids[edge_at + k]
-            if weights.size:
-                weights[end] = view.floats[weight_at + k]
+            if beside:
+                _keep_beside(block, places, more, columns, k, end)
             end += np.int64(_is_member(words, source))
         if column >= first_node:
             columns.starts[rank], columns.degrees[rank] = to, end - to
@@ -161,19 +200,21 @@ def filter_block(view, first_node, wanted, members, columns, to, row):
 @leaf
 def join_fragments(columns):
     """Columns that go on in further blocks, in one piece; fragments are in the order of blocks."""
-    fragments, sources = columns.fragments, columns.sources
+    fragments, sources, own = columns.fragments, columns.sources, columns.own
     for row in range(fragments.shape[0]):
-        rank, at = fragments[row, 0], fragments[row, 1]
+        rank, at, count = fragments[row, 0], fragments[row, 1], fragments[row, 2]
         if rank < 0:
             continue
-        to = columns.starts[rank] + np.int64(columns.degrees[rank])
-        for k in range(fragments[row, 2]):
-            sources[to + k] = sources[at + k]
-            if columns.edge_ids.size:
-                columns.edge_ids[to + k] = columns.edge_ids[at + k]
-            if columns.weights.size:
-                columns.weights[to + k] = columns.weights[at + k]
-        columns.degrees[rank] += fragments[row, 2]
+        end = columns.starts[rank] + np.int64(columns.degrees[rank])
+        for k in range(count):
+            sources[end + k] = sources[at + k]
+        if columns.beside.size:
+            words, first, to = columns.beside, _places_from(columns, at), _places_from(columns, end)
+            _move(words, first.ids, words, to.ids, count * own.ids)
+            _move(words, first.weights, words, to.weights, count * own.weights)
+            _move(words, first.times, words, to.times, count * own.times)
+            _move(words, first.items, words, to.items, count * own.items)
+        columns.degrees[rank] += count
 
 
 @leaf
@@ -245,7 +286,9 @@ def _draw_uniform(members, columns, column, draws, room):
     for start in range(0, column.nodes.size, GROUP):
         count = min(GROUP, column.nodes.size - start)
         _pick_group(members, columns, column, start, count, draws, room)
-        fetch_group(view_ids(columns.sources), columns.edge_ids, count, draws, room.table)
+        fetch_group(
+            view_ids(columns.sources), columns.beside, columns.own, count, draws, room.table
+        )
 
 
 @inner
@@ -267,10 +310,11 @@ def _pick_group(members, columns, column, start, count, draws, room):
             column.counts[start + g] = 0
             continue
         ids, begin = view_ids(columns.sources), columns.starts[rank]
-        table[FIRST, g], table[EDGE_FIRST, g] = begin * ids.bits, begin
+        table[FIRST, g] = begin * ids.bits
+        note_places(table, g, _places_from(columns, begin))
         pick_column(
-            ids, columns.edge_ids, column, start + g, np.int64(columns.degrees[rank]), draws, g,
-            room,
+            ids, columns.beside, columns.own, column, start + g, np.int64(columns.degrees[rank]),
+            draws, g, room,
         )  # fmt: skip
 
 
@@ -297,6 +341,8 @@ def _rank_column(members, columns, column, i, heap):
     ids, at = view_ids(columns.sources), columns.starts[rank]
     if column.rule.kind == BY_SOURCE:
         at *= ids.bits
+    else:
+        at = _places_from(columns, at).weights
     return rank_edges(
         ids, columns.weights, columns.starts, at, 0, degree, column, i, heap, np.int64(0)
     )
@@ -305,5 +351,7 @@ def _rank_column(members, columns, column, i, heap):
 @inner
 def _put_column(members, columns, column, i, positions, draws):
     begin = columns.starts[rank_of(members.words, column.nodes[i]) - members.base]
-    ids = view_ids(columns.sources)
-    put_picks(ids, columns.edge_ids, begin * ids.bits, begin, column, i, positions, draws)
+    ids, places = view_ids(columns.sources), _places_from(columns, begin)
+    put_picks(
+        ids, columns.beside, columns.own, begin * ids.bits, places, column, i, positions, draws
+    )

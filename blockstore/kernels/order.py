@@ -168,11 +168,15 @@ def prefix_starts(counts, num, starts):
 
 
 @njit(nogil=True, cache=True)
-def compact_draws(draws, starts, counts, num, out, first):
-    """Append draws[starts[i] : + counts[i]] of every column to out[first:]; returns the new end."""
+def compact_records(draws, starts, counts, num, out, first):
+    """Append draws[starts[i] : + counts[i]] of every column to out[first:]; returns the new end.
+
+    draws, out   uint32 (edges, words)
+    """
     for i in range(num):
         for k in range(counts[i]):
-            out[first] = draws[starts[i] + k]
+            for word in range(out.shape[1]):
+                out[first, word] = draws[starts[i] + k, word]
             first += 1
     return first
 

@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from blockstore.kernels.intrinsics import mulhi
 from blockstore.kernels.jit import inner, leaf
-from blockstore.kernels.packed import LINE_BITS, ask_for_id, id_at, view_ids
+from blockstore.kernels.packed import LINE_BITS, ask_for_id, id_at
 from blockstore.kernels.random import draw_hash, mix, node_key
+from blockstore.kernels.records import EdgeRecord, RecordPlaces, ask_for_records, put_record
 
 UNIFORM, BY_WEIGHT, UNTIL, LATEST, BY_SOURCE = range(
     5
@@ -24,7 +25,7 @@ class Rule(NamedTuple):
     """
 
     fanout: int  # -1: all edges
-    replace: bool  # of a uniform draw
+    replace: bool  # of draws uniform or by weight
     kind: int
     key: np.uint64  # of the hop and relation
     trees: NDArray[np.uint32]  # tree of each node if edges are picked up to a time, else empty
@@ -39,7 +40,6 @@ class Column(NamedTuple):
     relation: int
     counts: NDArray[np.uint32]  # out: edges picked of each
     rule: Rule
-    items: bool = False  # edges are told by their items, not by their ids
 
 
 class Draws(NamedTuple):
@@ -48,13 +48,14 @@ class Draws(NamedTuple):
     starts: NDArray[np.int64]
     sources: NDArray[Any]  # id_dtype
     edge_starts: NDArray[np.int64]
-    edges: NDArray[Any]  # ids or items of the edges; size 0: not wanted
-    first_item: NDArray[np.int64]  # (num_blocks + 1,) of each block's first edge; size 0: edge ids
+    edges: NDArray[np.uint32]  # (edges, words) records of the edges; size 0: not wanted
+    record: EdgeRecord  # what these are
+    first_item: NDArray[np.int64]  # (num_blocks + 1,) of each block's first edge; size 0: no items
 
 
 # What is kept of each column of a group whose memory is asked for before any is used: the first bit
-# of its sources, its first edge among the edge ids (or its item), where picks go in both, how many.
-FIRST, EDGE_FIRST, AT, EDGE_AT, FOUND, WHOLE, GROUP_ROWS = range(7)
+# of its sources, where the sections of its records begin, where picks go in both, how many.
+FIRST, IDS_AT, WEIGHTS_AT, TIMES_AT, ITEMS_AT, AT, EDGE_AT, FOUND, WHOLE, GROUP_ROWS = range(10)
 GROUP = 64  # columns
 
 
@@ -186,11 +187,25 @@ def _ask_for_ids(ids, first, degree, positions, at, found, whole):
 
 
 @inner
-def pick_column(ids, edge_ids, column, i, degree, draws, g, room):
+def note_places(table, g, places):
+    """Keep where the records of column g begin."""
+    table[IDS_AT, g], table[WEIGHTS_AT, g] = places.ids, places.weights
+    table[TIMES_AT, g], table[ITEMS_AT, g] = places.times, places.items
+
+
+@inner
+def _noted_places(table, g):
+    return RecordPlaces(
+        table[IDS_AT, g], table[WEIGHTS_AT, g], table[TIMES_AT, g], table[ITEMS_AT, g]
+    )
+
+
+@inner
+def pick_column(ids, words, own, column, i, degree, draws, g, room):
     """Pick edges of node i, whose first edge column g of the table tells: positions, to the draws.
 
-    ids        PackedIds: sources, of which FIRST tells the bit
-    edge_ids   what EDGE_FIRST counts in
+    ids          PackedIds: sources, of which FIRST tells the bit
+    words, own   as of `put_record`
     """
     rule, table = column.rule, room.table
     whole = is_whole(degree, rule)
@@ -206,21 +221,22 @@ def pick_column(ids, edge_ids, column, i, degree, draws, g, room):
         _ask_for_ids(ids, table[FIRST, g], degree, draws.sources, at, found, whole)
     if draws.edges.size:
         table[EDGE_AT, g] = draws.edge_starts[i]
-        if found and not draws.first_item.size:
-            held = view_ids(edge_ids)
-            first = table[EDGE_FIRST, g] * held.bits
-            _ask_for_ids(held, first, degree, draws.sources, at, found, whole)
+        if found:
+            places = _noted_places(table, g)
+            ask_for_records(
+                words, own, places, draws.record, degree, draws.sources, at, found, whole
+            )
 
 
 @inner
-def fetch_group(ids, edge_ids, count, draws, table):
-    """Positions to the sources and edges that lie there, of the first columns of a group."""
+def fetch_group(ids, words, own, count, draws, table):
+    """Positions to the sources and records that lie there, of the first columns of a group."""
     sources = draws.sources
     for g in range(count):
         first, at = table[FIRST, g], np.uint64(table[AT, g])
         found = np.uint64(table[FOUND, g])
         if draws.edges.size:
-            _fetch_edges(edge_ids, draws, table, g)
+            _fetch_records(words, own, draws, table, g)
         if table[WHOLE, g]:
             for k in range(found):
                 sources[at + k] = id_at(ids, first)
@@ -231,11 +247,8 @@ def fetch_group(ids, edge_ids, count, draws, table):
 
 
 @inner
-def _fetch_edges(edge_ids, draws, table, g):
-    first, at, to = table[EDGE_FIRST, g], table[AT, g], table[EDGE_AT, g]
+def _fetch_records(words, own, draws, table, g):
+    at, to, places = table[AT, g], table[EDGE_AT, g], _noted_places(table, g)
     for k in range(table[FOUND, g]):
         position = k if table[WHOLE, g] else np.int64(draws.sources[at + k])
-        if draws.first_item.size:
-            draws.edges[to + k] = first + position
-        else:
-            draws.edges[to + k] = edge_ids[first + position]
+        put_record(words, own, places, position, draws.record, draws.edges, to + k)

@@ -2,6 +2,10 @@
 
 BY_WEIGHT      The rank is -log(u) / weight, u drawn by (key, node, position): edges of weight 0
                are never picked.  Source: Efraimidis and Spirakis, IPL 97(5), 2006.
+               With replacement an edge is met again and again: the ranks of its meetings are the
+               sums of such numbers, those of a Poisson process of its weight's rate.  The edges of
+               the least ranks of all are independent, each picked in proportion to its weight
+               (superposition and marking: Kingman, Poisson Processes, 1993, chapters 2 and 5).
 UNTIL, LATEST  Edges no later than the limit of the node's tree are picked: those with the least
                hashes of (key, tree, node, position), or the latest, of equal ones the last.
 BY_SOURCE      The rank is a hash of (key, source): columns with one key agree on their sources.
@@ -33,6 +37,9 @@ from blockstore.kernels.picks import (
     scratch_size,
 )
 from blockstore.kernels.random import draw_hash, mix, node_key
+from blockstore.kernels.records import put_record
+
+MEETING_BIT = 44  # of a draw's number: positions lie below, and how often an edge was met above
 
 
 class Heap(NamedTuple):
@@ -106,12 +113,25 @@ def push(heap, count, most, rank, position, last):
 
 
 @inner
-def weight_key(nkey, position, weight):
+def weight_key(nkey, draw, weight):
     """-log(u) / weight, u uniform in (0, 1); infinite for weight 0."""
     if not weight > 0:
         return np.inf
-    u = (np.float64(draw_hash(nkey, np.uint64(position)) >> np.uint64(11)) + 0.5) * 2.0**-53
+    u = (np.float64(draw_hash(nkey, np.uint64(draw)) >> np.uint64(11)) + 0.5) * 2.0**-53
     return -math.log(u) / np.float64(weight)
+
+
+@inner
+def _meet_again(nkey, position, weight, mark, rule, heap, found):
+    """Take the edge at a position as often as it is met early enough, the first time at `mark`."""
+    for meeting in range(1, rule.fanout + 1):
+        rank = np.float64(mark + 0.0).view(np.int64)
+        if found == rule.fanout and rank > heap.ranks[0]:
+            break
+        found = push(heap, found, rule.fanout, rank, position, False)
+        draw = np.uint64(position) + (np.uint64(meeting) << np.uint64(MEETING_BIT))
+        mark += weight_key(nkey, draw, weight)
+    return found
 
 
 @inner
@@ -202,7 +222,9 @@ def rank_edges(ids, floats, longs, at, first, count, column, i, heap, found):
     if rule.kind == BY_WEIGHT:
         for k in range(count):
             mark = weight_key(nkey, first + k, floats[at + k])
-            if mark < np.inf:  # positive floats are in the order of their bits; + 0.0: not -0.0
+            if mark < np.inf and rule.replace:
+                found = _meet_again(nkey, first + k, floats[at + k], mark, rule, heap, found)
+            elif mark < np.inf:  # positive floats are in the order of their bits; + 0.0: not -0.0
                 rank = np.float64(mark + 0.0).view(np.int64)
                 found = push(heap, found, rule.fanout, rank, first + k, False)
         return found
@@ -235,15 +257,15 @@ def sort_first(values, count):
 
 
 @inner
-def put_picks(ids, edge_ids, first, edge_first, column, i, positions, draws):
-    """Sources and edges at the positions picked of node i, ascending.
+def put_picks(ids, words, own, first, places, column, i, positions, draws):
+    """Sources and records at the positions picked of node i, ascending.
 
-    first, edge_first   bit of its first source, and its first edge id or item
+    first                bit of its first source
+    words, own, places   as of `put_record`
     """
     column.counts[i] = positions.size
     at, to = draws.starts[i], draws.edge_starts[i]
     for k in range(positions.size):
         draws.sources[at + k] = id_at(ids, first + positions[k] * ids.bits)
         if draws.edges.size:
-            edge = edge_first + positions[k]
-            draws.edges[to + k] = edge if draws.first_item.size else edge_ids[edge]
+            put_record(words, own, places, positions[k], draws.record, draws.edges, to + k)

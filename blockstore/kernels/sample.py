@@ -22,8 +22,10 @@ from blockstore.kernels.columns import (
     column_degree,
     column_word,
     first_bit,
+    record_places,
     sections,
     slot_word,
+    words_of_edge,
 )
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import inner, leaf, njit
@@ -31,7 +33,6 @@ from blockstore.kernels.packed import id_at
 from blockstore.kernels.picks import (
     BY_SOURCE,
     BY_WEIGHT,
-    EDGE_FIRST,
     FIRST,
     FOUND,
     GROUP,
@@ -42,6 +43,7 @@ from blockstore.kernels.picks import (
     Rule,
     fetch_group,
     is_whole,
+    note_places,
     pick_column,
     pick_positions,
     scratch_size,
@@ -56,6 +58,7 @@ from blockstore.kernels.ranked import (
     sort_first,
     take_all,
 )
+from blockstore.kernels.records import put_record
 
 
 class MultiBlockColumns(NamedTuple):
@@ -134,11 +137,10 @@ def _pick_group(
         offset = np.int64(view.words[word])
         table[FIRST, g] = first_bit(view, blocks[i]) + offset * view.sources.bits
         if draws.edges.size:
-            items = draws.first_item
-            table[EDGE_FIRST, g] = offset + (
-                items[blocks[i]] if items.size else sections(view, slot)[1]
-            )
-        pick_column(view.sources, view.edge_ids, column, i, degree, draws, g, room)
+            note_places(table, g, record_places(view, blocks[i], offset, draws.first_item))
+        pick_column(
+            view.sources, view.words, words_of_edge(view), column, i, degree, draws, g, room
+        )
     return num_multi_block
 
 
@@ -160,7 +162,7 @@ def _draw_uniform(
         num_multi_block = _pick_group(
             view, column, blocks, order, start, count, draws, multi_block, num_multi_block, room
         )
-        fetch_group(view.sources, view.edge_ids, count, draws, room.table)
+        fetch_group(view.sources, view.words, words_of_edge(view), count, draws, room.table)
     return num_multi_block
 
 
@@ -210,11 +212,11 @@ def _ask_group(view, column, blocks, order, start, count, table):
 def _put_column(view, column, blocks, i, positions, draws):
     """Picks of entry i, whose column lies in one block."""
     edge = np.int64(view.words[column_word(view, column.nodes[i], blocks[i])])
-    first, edge_first, _, _ = sections(view, np.int64(view.slots[blocks[i]]))
-    if draws.first_item.size:
-        edge_first = draws.first_item[blocks[i]]
-    first += edge * view.sources.bits
-    put_picks(view.sources, view.edge_ids, first, edge_first + edge, column, i, positions, draws)
+    first = first_bit(view, blocks[i]) + edge * view.sources.bits
+    places = record_places(view, blocks[i], edge, draws.first_item)
+    put_picks(
+        view.sources, view.words, words_of_edge(view), first, places, column, i, positions, draws
+    )
 
 
 @njit(nogil=True, cache=True)
@@ -367,17 +369,14 @@ def fetch_multi_block(view, column, blocks, draws, multi_block, picks):
 def _fetch_part(view, head, position, count, i, k, draws):
     """Picks k and on of entry i: edges of one block, from a position on, if it is present."""
     part = position // view.capacity
-    slot = np.int64(view.slots[np.int64(head) + part])
-    if slot < 0:
+    block = np.int64(head) + part
+    if view.slots[block] < 0:
         return
-    first, edge_first, _, _ = sections(view, slot)
     skip = position - part * view.capacity
+    first, own = first_bit(view, block) + skip * view.sources.bits, words_of_edge(view)
+    places = record_places(view, block, skip, draws.first_item)
     for j in range(count):
-        source = id_at(view.sources, first + (skip + j) * view.sources.bits)
-        draws.sources[draws.starts[i] + k + j] = source
+        draws.sources[draws.starts[i] + k + j] = id_at(view.sources, first + j * view.sources.bits)
         if draws.edges.size:
-            edge = draws.edge_starts[i] + k + j
-            if draws.first_item.size:
-                draws.edges[edge] = draws.first_item[head] + position + j
-            else:
-                draws.edges[edge] = view.edge_ids[edge_first + skip + j]
+            row = draws.edge_starts[i] + k + j
+            put_record(view.words, own, places, j, draws.record, draws.edges, row)

@@ -91,7 +91,8 @@ class Padding:
         own = {f.name: getattr(batch, f.name) for f in fields(Batch)}
         own |= {
             "x": fill(batch.x), "y": fill(batch.y, _NOBODY), "n_id": fill(batch.n_id, _NOBODY),
-            "e_id": None, "edge_features": {}, "edge_index": torch.cat(parts, dim=1),
+            "e_id": None, "edge_features": {}, "edge_weight": None, "edge_time": None,
+            "edge_index": torch.cat(parts, dim=1),
             "features": {name: fill(rows) for name, rows in batch.features.items()},
             "batch_size": self._nodes[0], "num_sampled_nodes": self._nodes,
             "num_sampled_edges": self._edges,

@@ -188,6 +188,8 @@ class _PartReader(BatchReader):
             edges=cut.edge_index.numpy().reshape(-1),
             edge_starts=[0, edges.size],
             e_id=None if whole.e_id is None else whole.e_id[edges],
+            edge_weight=None if whole.edge_weight is None else whole.edge_weight[edges],
+            edge_time=None if whole.edge_time is None else whole.edge_time[edges],
             nodes_per_hop=[cut.num_sampled_nodes],
             edges_per_hop=[cut.num_sampled_edges],
             rows=rows,

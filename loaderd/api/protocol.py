@@ -92,6 +92,8 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     edges: SeedEdges | None = None  # where seeds are edges
     temporal: Temporal | None = None  # where edges are sampled up to a time
     edge_features: bool = False  # rows of the sampled edges
+    edge_weights: bool = False  # and what their blocks hold beside them
+    edge_times: bool = False
     labor: Labor | None = None  # where neighbors are drawn by LABOR; else each column by itself
     cycle: int = 0  # epoch e has the draws of epoch e % cycle; 0: its own
 
@@ -133,6 +135,8 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     edges: SeedEdges | None = None  # seeds are edges: all, a split of them, or the frame's
     temporal: Temporal | None = None  # edges up to each seed's time alone
     edge_features: bool = False  # rows of the sampled edges, of all arrays of edges
+    edge_weights: bool = False  # of the sampled edges, in the relations that have any
+    edge_times: bool = False  # likewise
     labor: Labor | None = None  # draw neighbors by LABOR
     cycle: int = 0  # epoch e has the draws of epoch e % cycle; 0: its own
     owners: str = ""  # name of an owner map of the store: batches say who owns their nodes
@@ -159,6 +163,25 @@ class PartitionSeeds(msgspec.Struct, frozen=True):
     seeds: tuple[int, ...]
 
 
+class TypeInfo(msgspec.Struct, frozen=True):
+    """A node type of the store."""
+
+    num_nodes: int
+    arrays: dict[str, tuple[int, ...]]  # shapes of rows by name: "x", "y" for labels, ...
+    splits: dict[str, int]  # nodes of each
+
+
+class RelationInfo(msgspec.Struct, frozen=True):
+    """A relation of the store."""
+
+    num_edges: int
+    arrays: dict[str, tuple[int, ...]]  # shapes of rows of edges by name
+    splits: dict[str, int]  # edges of each
+    edge_ids: bool
+    weights: bool
+    times: bool
+
+
 class Attached(Message, frozen=True, kw_only=True, tag="attached"):
     """Daemon: the session is open."""
 
@@ -171,6 +194,8 @@ class Attached(Message, frozen=True, kw_only=True, tag="attached"):
     rows: tuple[RowArraySpec, ...]
     types: tuple[str, ...]  # of nodes, in the order of the store
     relations: tuple[tuple[str, str, str], ...]  # (src, name, dst), in the order of `fanouts`
+    type_info: tuple[TypeInfo, ...] = ()  # in the order of `types`
+    relation_info: tuple[RelationInfo, ...] = ()  # in the order of `relations`
     owners: str = ""  # digest of the owner map that was asked for
     num_owners: int = 0  # that it has
     partitions: PartitionSeeds | None = None  # of plan "partitions"
@@ -305,7 +330,8 @@ class BatchReady(Message, frozen=True, kw_only=True, tag="batch"):
 
     Blob arrays: `n_id` (original ids), `input_id` (places among the session's seeds), and per hop
     and relation `counts:H:R` uint32 (nodes of hop H,), edges found per frontier node; `src` uint32
-    (edges,), the local source of each edge, hop by hop and relation by relation; `e_id` if asked;
+    (edges,), the local source of each edge, hop by hop and relation by relation; if asked `e_id`,
+    `edge_weight` float32 and `edge_time` int64 of each edge, 0 in relations without;
     `ends` uint32 where seeds are edges: the local ends of these and of their negatives; where
     edges are sampled up to a time `trees` uint32, of each node, and `times` int64, of each seed;
     with an owner map `owner` uint8, or uint16 for more than 256 owners, of each node; with home

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from blockstore.errors import BudgetTooSmall
 from blockstore.format import (
     ITEM_BYTES,
@@ -17,9 +15,10 @@ from blockstore.format import (
     graph_geometry,
     row_geometry,
 )
+from blockstore.kernels.records import EdgeRecord
 from blockstore.store import Store
 from blockstore.units import format_bytes, format_mem
-from loaderd.api.protocol import LedgerEntry
+from loaderd.api.protocol import LedgerEntry, Resolved
 from loaderd.memory.reservation import least_slots
 from loaderd.memory.workspace import ALIGN, Sizes, workspace_bytes
 from loaderd.plans.base import Shape
@@ -78,11 +77,14 @@ def served_rows(manifest: Manifest) -> list[ServedRows]:
     several = len(manifest.types) > 1
     for t in manifest.types:
         prefix = f"{t.name}." if several else ""
-        names = {name: "x" if len(t.features) == 1 else name for name in t.features}
-        found += [ServedRows(prefix + names[n], t, array) for n, array in t.features.items()]
-        if t.label is not None:
-            found.append(ServedRows(f"{prefix}y", t, t.label))
+        found += [ServedRows(prefix + name, t, array) for name, array in arrays_of(t).items()]
     return found
+
+
+def arrays_of(t: NodeType) -> dict[str, RowArray]:
+    """Row arrays of a type by the names that batches give them: features, then "y" for labels."""
+    arrays = {"x" if len(t.features) == 1 else name: array for name, array in t.features.items()}
+    return arrays if t.label is None else {**arrays, "y": t.label}
 
 
 def served_edges(manifest: Manifest) -> list[ServedRows]:
@@ -346,10 +348,10 @@ class SessionNeed(NamedTuple):
 def structure_bytes(shape: Shape, sizes: Sizes) -> int:
     """Bytes of a batch's structure blob in the worst case, alignment included."""
     id_bytes = ITEM_BYTES[sizes.id_dtype]
-    edge_id_bytes = ITEM_BYTES[sizes.edge_id_dtype] if sizes.edge_id_dtype else 0
     relations, trees = len(shape.edges[0]), sizes.trees
     arrays = 6 + len(shape.edges) * relations + (sizes.owner_bytes > 0)
     arrays += (shape.placed > 0) + (shape.named > 0)
+    arrays += sizes.record.weights + (sizes.record.times > 0)
     total = (
         (shape.nodes + shape.named) * id_bytes
         + 8 * shape.seeds
@@ -357,7 +359,7 @@ def structure_bytes(shape: Shape, sizes: Sizes) -> int:
     )
     total += 4 * shape.ends + (4 * shape.nodes + 8 * shape.seeds) * trees
     total += shape.nodes * sizes.owner_bytes + RANK_BYTES * shape.placed
-    return total + shape.total_edges * (4 + edge_id_bytes) + 64 * arrays
+    return total + 4 * shape.total_edges * (1 + sizes.record.size) + 64 * arrays
 
 
 def session_need(
@@ -387,30 +389,31 @@ def session_need(
     )
 
 
+def edge_record(manifest: Manifest, resolved: Resolved) -> EdgeRecord:
+    """What comes with each edge of a batch; of several relations the widest."""
+    ids = max(ITEM_BYTES[r.edge_id_dtype or "uint32"] for r in manifest.relations) // 4
+    return EdgeRecord(
+        ids * resolved.edge_ids, int(resolved.edge_weights), 2 * resolved.edge_times,
+        ITEM_BYTES[manifest.id_dtype] // 4 * resolved.edge_features,
+    )  # fmt: skip
+
+
 def make_sizes(
-    manifest: Manifest,
-    edge_ids: bool,
-    stamp: bool,
-    trees: bool = False,
-    edge_rows: bool = False,
-    owner_bytes: int = 0,
+    manifest: Manifest, record: EdgeRecord, stamp: bool, trees: bool = False, owner_bytes: int = 0
 ) -> Sizes:
     """What the store adds to a plan's shape."""
+    edge_rows = record.items > 0
     rows = [row_geometry(r.array, manifest.block_bytes) for r in rows_of(manifest, edge_rows)]
     finest = finest_rows(manifest, edge_rows)
     blocks = [r.num_blocks for r in manifest.relations] + [g.num_blocks for g in rows]
-    widths = [r.edge_id_dtype or "uint32" for r in manifest.relations]
-    edge_id_dtype = max(widths, key=lambda d: np.dtype(d).itemsize) if edge_ids else ""
-    edge_id_dtype = manifest.id_dtype if edge_rows else edge_id_dtype
     return Sizes(
         num_nodes=manifest.num_nodes,
         id_dtype=manifest.id_dtype,
-        edge_id_dtype=edge_id_dtype,
+        record=record,
         num_row_arrays=len(rows),
         max_blocks=max(blocks, default=1),
         row_keys=num_items(manifest, edge_rows) // finest + 1,
         stamp=stamp,
         trees=trees,
-        edge_rows=edge_rows,
         owner_bytes=owner_bytes,
     )

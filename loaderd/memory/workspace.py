@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from blockstore.kernels.records import EdgeRecord
 from blockstore.kernels.renumber import HashTable
 from loaderd.plans.base import Shape
 
@@ -17,14 +18,18 @@ class Sizes(NamedTuple):
 
     num_nodes: int
     id_dtype: str
-    edge_id_dtype: str  # "" where edge ids are not asked for
+    record: EdgeRecord  # what comes with each edge
     num_row_arrays: int
     max_blocks: int  # of any file
     row_keys: int  # store ids divided by the finest rows_per_block
     stamp: bool  # renumber by a table of all nodes, else by a hash table
     trees: bool = False  # nodes are not shared between seeds
-    edge_rows: bool = False  # edges have rows as nodes do: `edge_ids` holds their items
     owner_bytes: int = 0  # at most, of a node's owner, if the session has an owner map
+
+    @property
+    def edge_rows(self) -> bool:
+        """Edges have rows as nodes do: their records hold their items."""
+        return self.record.items > 0
 
 
 class WorkspaceFull(Exception):
@@ -77,10 +82,10 @@ class Workspace:
     ends: NDArray[np.uint32]  # local ends of seed edges and negatives
     counts: NDArray[np.uint32]  # per hop and relation, one after the other
     local: NDArray[np.uint32]  # local source of each edge
-    edge_ids: NDArray[Any]  # of each edge, where asked for; or its item
+    records: NDArray[np.uint32]  # (edges, words) what comes with each edge
     items: NDArray[Any]  # id_dtype: what has rows: the nodes, then the edges where these have
     draws: NDArray[Any]  # id_dtype: one hop's sources, each column at its start
-    edge_draws: NDArray[Any]  # the same, their edge ids
+    record_draws: NDArray[np.uint32]  # (edges, words) the same, their records
     starts: NDArray[np.int64]  # of each column in draws
     blocks: NDArray[np.int32]  # of each frontier node, or sort key of each row
     order: NDArray[np.uint32]  # of the above, by block
@@ -96,6 +101,7 @@ class Workspace:
     positions: NDArray[np.uint32]
     trees: NDArray[np.uint32]  # of each node, where nodes are not shared between seeds
     times: NDArray[np.int64]  # of the seeds, likewise
+    record: EdgeRecord  # the words of `records`
     small: bool = False  # for what batches usually take, not for the worst
     # arena slots through which blocks pass while rows are copied
     transit_slots: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -110,11 +116,10 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
     widest = max(shape.frontier)
     most = max(max(hop) for hop in shape.edges)
     ids = np.dtype(sizes.id_dtype)
-    edge_ids = np.dtype(sizes.edge_id_dtype or "uint32")
-    with_ids = bool(sizes.edge_id_dtype)
     stamp = sizes.stamp and not sizes.trees
     hashed = 0 if stamp else 1 << max(4, (2 * shape.nodes - 1).bit_length())
     num_items = shape.nodes + shape.total_edges * sizes.edge_rows
+    words = sizes.record.size
     nodes = max(num_items, widest)
     array = carver.array
     n_id = array(ids, shape.nodes)
@@ -125,9 +130,9 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
         ends=array(np.uint32, shape.ends),
         counts=array(np.uint32, sum(shape.frontier) * relations),
         local=array(np.uint32, shape.total_edges),
-        edge_ids=array(edge_ids, shape.total_edges if with_ids else 0),
+        records=array(np.uint32, shape.total_edges * words).reshape(-1, max(1, words)),
         draws=array(ids, most),
-        edge_draws=array(edge_ids, most if with_ids else 0),
+        record_draws=array(np.uint32, most * words).reshape(-1, max(1, words)),
         starts=array(np.int64, widest + 1),
         blocks=array(np.int32, nodes),
         order=array(np.uint32, nodes),
@@ -143,6 +148,7 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
         positions=array(np.uint32, num_items),
         trees=array(np.uint32, shape.nodes if sizes.trees else 0),
         times=array(np.int64, shape.seeds if sizes.trees else 0),
+        record=sizes.record,
     )
 
 

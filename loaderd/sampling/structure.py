@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.kernels.order import compact_draws
+from blockstore.kernels.order import compact_records
 from blockstore.kernels.picks import (
     BY_SOURCE,
     BY_WEIGHT,
@@ -20,6 +20,7 @@ from loaderd.memory.blob import Written, joined
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.roots import Forest, Roots, drop_seed_edges
+from loaderd.sampling.records import flat
 from loaderd.sampling.renumbering import Renumbering
 
 IDENTITY = np.empty(0, np.uint32)  # as an order of entries: as they come
@@ -51,7 +52,7 @@ class StructureArrays(NamedTuple):
     nodes: tuple[NDArray[Any], ...]  # id_dtype: store ids, seeds first; pieces that follow
     counts: Written  # uint32: edges of each frontier node, hop by hop and relation by relation
     local: Written  # uint32: local source of each edge
-    edge_ids: Written  # of each edge, if they are asked for
+    edge_ids: Written  # of each edge, if asked for; or its record, as `flat` gives it
     places: Written  # int64: places of the seeds among the session's
     ends: Written  # uint32: local ends of seed edges and negatives
     trees: Written  # uint32: of each node, where edges are sampled up to a time
@@ -64,7 +65,7 @@ def structure_arrays(work: Workspace, structure: Structure) -> StructureArrays:
         (work.n_id[: structure.num_nodes],),
         joined([work.counts[: structure.num_counts]]),
         joined([work.local[: structure.num_edges]]),
-        joined([work.edge_ids[: structure.num_edges]]),
+        joined([flat(work.records[: structure.num_edges], work.record)]),
         joined([work.index[: structure.num_seeds]]),
         joined([work.ends[: structure.num_ends]]),
         joined([work.trees[: structure.num_nodes]]),
@@ -72,7 +73,7 @@ def structure_arrays(work: Workspace, structure: Structure) -> StructureArrays:
     )
 
 
-Draw = Callable[[Column, Workspace, bool], None]  # of a frontier, with edge ids or without
+Draw = Callable[[Column, Workspace], None]  # of a frontier
 # gives the blocks of a relation that are marked in a mask, in groups, each held in turn
 HeldBlocks = Callable[[int, NDArray[np.uint8]], Iterator[NDArray[np.int64]]]
 
@@ -87,7 +88,7 @@ def sample_hops(draw: Draw, plan: Plan, unit: Unit, work: Workspace, roots: Root
     place_roots(roots, work)
     num_nodes, edge, used, low = roots.nodes.size, 0, 0, 0
     nodes_per_hop, edges_per_hop, frontiers = [num_nodes], [], []
-    edge_ids = plan.resolved.edge_ids or plan.resolved.edge_features
+    records = work.record.size > 0
     with Renumbering(work, num_nodes) as numbers:
         for hop, fanouts in enumerate(plan.resolved.fanouts):
             if plan.resolved.frontier == "layer":
@@ -107,15 +108,15 @@ def sample_hops(draw: Draw, plan: Plan, unit: Unit, work: Workspace, roots: Root
                     found.append(0)
                     continue
                 column = make_column(plan, unit, hop, r, frontier, counts, trees, roots.forest)
-                draw(column, work, edge_ids)
+                draw(column, work)
                 if seeds_first:
-                    own = work.edge_draws if edge_ids else work.edge_draws[:0]
                     drop_seed_edges(
-                        roots.excluded, r, work.starts, work.draws, work.starts, own, counts
-                    )
-                if edge_ids:
-                    compact_draws(
-                        work.edge_draws, work.starts, counts, frontier.size, work.edge_ids, edge
+                        roots.excluded, r, work.starts, work.draws, work.starts, work.record_draws,
+                        counts,
+                    )  # fmt: skip
+                if records:
+                    compact_records(
+                        work.record_draws, work.starts, counts, frontier.size, work.records, edge
                     )
                 end = numbers.add(work.draws, work.starts, counts, edge, trees)
                 found.append(end - edge)
@@ -169,4 +170,4 @@ def make_column(
     rule = Rule(
         fanout, resolved.replace, kind, np.uint64(key), trees, forest.limits, forest.numbers
     )
-    return Column(frontier, relation, counts, rule, resolved.edge_features)
+    return Column(frontier, relation, counts, rule)

@@ -18,6 +18,7 @@ from blockstore.kernels.order import (
     stride_starts,
 )
 from blockstore.kernels.picks import BY_SOURCE, UNIFORM, Column, Draws
+from blockstore.kernels.records import EdgeRecord
 from blockstore.kernels.sample import (
     MultiBlockColumns,
     Picks,
@@ -198,14 +199,12 @@ class Topology:
         starts: NDArray[np.int64],
         sources: NDArray[Any],
         edge_starts: NDArray[np.int64],
-        edges: NDArray[Any] | None,
+        records: NDArray[np.uint32],
+        record: EdgeRecord,
     ) -> Draws:
-        """Where a frontier's picks go; `edges` None: ids or items of the edges are not wanted."""
-        index = self.relations[column.relation]
-        edges = index.view.edge_ids[:0] if edges is None else edges
-        return Draws(
-            starts, sources, edge_starts, edges, index.first_item if column.items else NO_ITEMS
-        )
+        """Where a frontier's picks go; `records` of size 0: nothing comes with the edges."""
+        items = self.relations[column.relation].first_item if record.items else NO_ITEMS
+        return Draws(starts, sources, edge_starts, records, record, items)
 
     def draw_multi_block(
         self,
@@ -260,7 +259,7 @@ class Topology:
         slots[blocks] = view.slots[blocks]
         return view._replace(slots=slots)
 
-    def _draw(self, column: Column, work: Workspace, edge_ids: bool) -> None:
+    def _draw(self, column: Column, work: Workspace) -> None:
         """Draws of one frontier over one relation, into `work.draws` at `work.starts`."""
         num = column.nodes.size
         if num == 0:
@@ -272,8 +271,9 @@ class Topology:
             return
         self.locate(column, work.blocks)
         self._place(column, index, work)
-        edges = work.edge_draws if edge_ids else None
-        draws = self.draws(column, work.starts, work.draws, work.starts, edges)
+        draws = self.draws(
+            column, work.starts, work.draws, work.starts, work.record_draws, work.record
+        )
         multi_block, n = MultiBlockColumns(work.multi_block, work.multi_block_degrees), 0
         for order, low, high in self._groups(column, index, work):
             n = draw_columns(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore import concurrency
-from blockstore.format import Manifest
+from blockstore.format import Manifest, NodeType, Relation
 from blockstore.io.arena import Arena
 from blockstore.io.elsewhere import RemoteRows
 from blockstore.io.reader import BlockReader
@@ -24,14 +24,16 @@ from loaderd.api.protocol import (
     ChunkReady,
     ErrorReply,
     LedgerEntry,
+    RelationInfo,
     Release,
     Resolved,
     RowArraySpec,
     RowGroup,
     Skipped,
+    TypeInfo,
 )
 from loaderd.memory.guarded import Guarded, Lock
-from loaderd.memory.ledger import Budget, EngineSettings
+from loaderd.memory.ledger import Budget, EngineSettings, arrays_of
 from loaderd.memory.residency import Residency
 from loaderd.memory.slots import WAIT_S, SlotBroker
 from loaderd.monitoring.devicecost import DeviceGauge
@@ -303,4 +305,20 @@ def describe(
         rows=rows,
         types=tuple(t.name for t in manifest.types),
         relations=tuple((r.src, r.name, r.dst) for r in manifest.relations),
+        type_info=tuple(_type_info(t) for t in manifest.types),
+        relation_info=tuple(_relation_info(r) for r in manifest.relations),
     )
+
+
+def _type_info(t: NodeType) -> TypeInfo:
+    arrays = {name: array.row_shape for name, array in arrays_of(t).items()}
+    return TypeInfo(t.num_nodes, arrays, {name: s.num_rows for name, s in t.splits.items()})
+
+
+def _relation_info(r: Relation) -> RelationInfo:
+    return RelationInfo(
+        r.num_edges,
+        {name: array.row_shape for name, array in r.features.items()},
+        {name: s.num_rows for name, s in r.splits.items()},
+        r.edge_id_dtype is not None, r.has_weights, r.has_times,
+    )  # fmt: skip

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from blockstore.format import align
 from blockstore.io.arena import Arena
 from blockstore.kernels.order import take_ids
+from blockstore.kernels.records import EdgeRecord
 from blockstore.owners import OwnerMap
 from loaderd.api.errors import BatchFailed
 from loaderd.api.protocol import BatchReady, RowGroup
@@ -20,6 +21,7 @@ from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.plans.partitions import PartitionPlan
 from loaderd.plans.roots import EndTable, Roots, edge_roots, node_roots, seed_places, timed_roots
 from loaderd.sampling.macrobatch.graph import MacroGraph
+from loaderd.sampling.records import section, written_section
 from loaderd.sampling.rows import RowAssembler
 from loaderd.sampling.structure import (
     HeldBlocks,
@@ -30,6 +32,9 @@ from loaderd.sampling.structure import (
 from loaderd.sampling.topology import Topology
 from loaderd.sessions.session import BatchInProgress, Placement
 
+# sections of edges' records that batches bring, and what they are called there
+_SENT = {"ids": "e_id", "weights": "edge_weight", "times": "edge_time"}
+
 
 class BatchSpec(NamedTuple):
     """What fixes the batches of a session: its plan and its seeds."""
@@ -38,7 +43,7 @@ class BatchSpec(NamedTuple):
     seeds: NDArray[Any]  # id_dtype: store ids, in the order given; of edges: see `ends`
     times: NDArray[np.int64]  # of the seeds, if the client gave them
     ends: EndTable | None  # if the seeds are edges
-    edge_id_bytes: int  # of an edge id in a batch
+    record: EdgeRecord  # what comes with each edge
     owners: OwnerMap | None = None  # of the nodes, if batches name owners
 
 
@@ -124,7 +129,8 @@ class Builder:
         if resolved.edge_features:  # edges have rows, as nodes do: they are numbered behind them
             job.num_items += num_edges
             work.items[:num_nodes] = work.n_id[:num_nodes]
-            work.items[num_nodes : job.num_items] = work.edge_ids[:num_edges]
+            items = section(work.records[:num_edges], spec.record, "items")
+            work.items[num_nodes : job.num_items] = items
 
     def structure_bytes(self, structure: Structure, unit: Unit, spec: BatchSpec) -> int:
         item, resolved = self._original.itemsize, spec.plan.resolved
@@ -134,8 +140,7 @@ class Builder:
             sizes += [4 * structure.num_nodes, 8 * structure.num_seeds]
         for frontier, edges in zip(structure.frontiers, structure.edges_per_hop, strict=True):
             sizes += [4 * frontier] * len(edges)
-        if resolved.edge_ids:
-            sizes.append(spec.edge_id_bytes * structure.num_edges)
+        sizes += [4 * getattr(spec.record, s) * structure.num_edges for s in _SENT]
         if isinstance(spec.plan, PartitionPlan):
             sizes.append(item * structure.num_nodes)
         if spec.owners is not None:
@@ -238,8 +243,9 @@ class Builder:
                 named.append((f"counts:{hop}:{relation}", counts))
                 used += frontier
         named.append(("src", arrays.local))
-        if resolved.edge_ids:
-            named.append(("e_id", arrays.edge_ids))
+        for own, name in _SENT.items():
+            if getattr(spec.record, own):
+                named.append((name, written_section(arrays.edge_ids, spec.record, own)))
         if structure.num_ends:
             named.append(("ends", arrays.ends))
         if resolved.temporal is not None:

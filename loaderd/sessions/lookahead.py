@@ -64,7 +64,8 @@ def block_sampler(
     """Samples batches together: the graph is not in memory."""
     return BlockSampler(
         spec.plan, lambda units, held: resources.builder.roots(spec, units, held),
-        resources.topology, crew, scratch, resources.shared(sampling_turn), resources.trace,
+        resources.topology, crew, scratch, resources.shared(sampling_turn), spec.record,
+        resources.trace,
     )  # fmt: skip
 
 
@@ -191,6 +192,5 @@ class LookAhead:
 
     def _scratch_bytes(self, structure: Structure) -> int:
         manifest, spec = self._resources.store.manifest, self._draft.spec
-        edge_ids = spec.edge_id_bytes if spec.plan.resolved.edge_ids else 0
         blocks = max(r.num_blocks for r in manifest.relations)
-        return scratch_bytes(structure, blocks, ITEM_BYTES[manifest.id_dtype], edge_ids)
+        return scratch_bytes(structure, blocks, ITEM_BYTES[manifest.id_dtype], 4 * spec.record.size)

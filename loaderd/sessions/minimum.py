@@ -9,6 +9,7 @@ from loaderd.memory.ledger import (
     Budget,
     EngineSettings,
     SessionNeed,
+    edge_record,
     enough_mem,
     make_sizes,
     rows_of,
@@ -105,4 +106,4 @@ def session_needs(
 def sizes_of(manifest: Manifest, resolved: Resolved, stamp: bool, owners: int = 0) -> Sizes:
     """What the store, and what is asked of it, add to a plan's shape."""
     trees = resolved.temporal is not None
-    return make_sizes(manifest, resolved.edge_ids, stamp, trees, resolved.edge_features, owners)
+    return make_sizes(manifest, edge_record(manifest, resolved), stamp, trees, owners)

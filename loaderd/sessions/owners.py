@@ -45,6 +45,8 @@ def map_digest(store: Store, request: Attach) -> str:
         ("seeds that are edges", request.edges is not None),
         ("times of the seeds", request.temporal is not None),
         ("edge_features", request.edge_features),
+        ("edge_weights", request.edge_weights),
+        ("edge_times", request.edge_times),
         ("return_e_id", request.return_e_id),
     ):
         if is_so:

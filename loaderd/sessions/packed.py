@@ -22,6 +22,7 @@ from blockstore.units import format_bytes
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attach
 from loaderd.memory.blob import ALIGN, Written, made
+from loaderd.memory.ledger import edge_record
 from loaderd.monitoring.logs import tell
 from loaderd.plans.base import EVERY_RANK
 from loaderd.plans.hyperbatch import HyperbatchPlan
@@ -91,9 +92,9 @@ class PackedSession(HyperbatchSession):
     ) -> None:
         self._parts = parts
         seeds = np.empty(0, resources.store.manifest.id_dtype)  # its batches name theirs
-        edge_ids = np.dtype(parts.batches.pack.dtypes["edge_ids"]).itemsize
         times = np.empty(0, np.int64)
-        spec = BatchSpec(asked.plan, seeds, times, None, edge_ids, parts.owners)
+        record = edge_record(resources.store.manifest, asked.plan.resolved)
+        spec = BatchSpec(asked.plan, seeds, times, None, record, parts.owners)
         super().__init__(resources, number, spec, asked.served, memory, hyper)
 
     def serves(self, epoch: int) -> bool:
@@ -152,7 +153,8 @@ def open_packed(
     Raises Refused: nobody serves this request.  Why a pack that is there is not used, the log says.
     """
     alone = request.world_size > 1 and request.rank != EVERY_RANK  # positions are not its steps
-    if request.plan not in _PLANS or alone or request.edge_features or request.home:
+    beside = request.edge_features or request.edge_weights or request.edge_times
+    if request.plan not in _PLANS or alone or beside or request.home:
         return None
     asked = ask(resources, request, frame, HyperbatchPlan.name)
     resolved = asked.plan.resolved

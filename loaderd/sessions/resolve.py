@@ -84,9 +84,8 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
     check_global_batch(request)
     if request.frontier not in FRONTIERS:
         raise Refused(f"frontier {request.frontier!r}: expected {' or '.join(FRONTIERS)}")
-    if request.replace and (request.weighted or any(-1 in row for row in fanouts)):
-        what = "weighted=True" if request.weighted else "fanout -1 (all neighbors)"
-        raise Refused(f"replace=True: expected no {what}; leave one of them out")
+    if request.replace and any(-1 in row for row in fanouts):
+        raise Refused("replace=True: expected no fanout -1 (all neighbors); leave one of them out")
     if request.weighted and not all(r.has_weights for r in manifest.relations):
         raise Refused("weighted=True: the store has no edge weights; ingest a graph that has them")
     if request.labor is not None and (request.replace or request.weighted or request.temporal):
@@ -99,6 +98,16 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
         )
     if request.return_e_id and any(r.edge_id_dtype is None for r in manifest.relations):
         raise Refused("return_e_id: the store has no edge ids; ingest with --edge-ids")
+    for name, asked, held in (
+        ("edge_weights", request.edge_weights, any(r.has_weights for r in manifest.relations)),
+        ("edge_times", request.edge_times, any(r.has_times for r in manifest.relations)),
+    ):
+        if asked and not held:
+            what = name.removeprefix("edge_")
+            raise Refused(
+                f"{name}: the store has no {what} of edges; ingest it with an array of its edges "
+                f"that is named {what[:-1]!r}, or leave {name} out"
+            )
     if request.edge_features:
         _check_edge_features(manifest, request)
     edges = _resolve_edges(manifest, request)
@@ -123,6 +132,8 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
         edges=edges,
         temporal=temporal,
         edge_features=request.edge_features,
+        edge_weights=request.edge_weights,
+        edge_times=request.edge_times,
         labor=request.labor,
         cycle=request.cycle,
     )
@@ -139,8 +150,6 @@ def _check_edge_features(manifest: Manifest, request: Attach) -> None:
         raise Refused(
             f"edge_features: plan {request.plan!r} loads rows of nodes alone; take plan 'auto'"
         )
-    if request.return_e_id:
-        raise Refused("edge_features with return_e_id: expected one of them; leave return_e_id out")
     items, finest = num_items(manifest, edges=True), finest_rows(manifest, edges=True)
     if items >= 2 ** (8 * ITEM_BYTES[manifest.id_dtype]) - 2 or items // finest >= 2**31 - 1:
         raise Refused(

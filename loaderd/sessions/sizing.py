@@ -290,8 +290,7 @@ def take_seeds(
             fill_seeds(store, node_type, request.split, asked.ids, scratch, seeds)
     finally:
         broker.give(list(range(first, first + need.lookup)))
-    item = np.dtype(sizes.edge_id_dtype or "uint8").itemsize
-    return BatchSpec(plan, seeds, times, ends, item, owners)
+    return BatchSpec(plan, seeds, times, ends, sizes.record, owners)
 
 
 class WorkspaceNeed(NamedTuple):

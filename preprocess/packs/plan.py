@@ -18,6 +18,7 @@ from loaderd.memory.ledger import EngineSettings, served_rows, slot_bytes
 from loaderd.plans.base import EVERY_RANK
 from loaderd.sampling.hyperbatch.rowcache import TypeRows, rows_by_type
 from loaderd.sampling.packed.format import array_dtypes, make_record, num_pages, place_pages
+from loaderd.sampling.records import record_dtype
 from loaderd.sessions.minimum import sizes_of
 from loaderd.sessions.offline import OfflineSampler
 from loaderd.sessions.sizing import resolve_sampled
@@ -89,7 +90,7 @@ class PackJob:
         """Of the arrays of a batch's structure."""
         manifest = self.store.manifest
         sizes = sizes_of(manifest, self.resolved, False)
-        return array_dtypes(manifest.id_dtype, sizes.edge_id_dtype)
+        return array_dtypes(manifest.id_dtype, record_dtype(sizes.record).name)
 
     @classmethod
     def of(cls, store: Store, options: PackOptions) -> "PackJob":

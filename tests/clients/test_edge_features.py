@@ -1,5 +1,6 @@
 """Rows of sampled edges: those of the ids that the same batch has, for every plan and budget."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,7 +47,7 @@ def graph(tmp_path_factory) -> tuple[dict[str, np.ndarray], Path, int]:
     times = rng.integers(0, 40, num)
     store = tmp_path_factory.mktemp("edges") / "store"
     write_store(store, csc, range(TRAIN), weights=weights, times=times, edge_rows=arrays)
-    return arrays, store, num
+    return arrays, store, weights, times
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,19 @@ def test_edges_bring_their_rows(graph, served, case):
         )
         for batch, plain in zip(found, expected, strict=True):
             check(batch, plain, arrays)
+
+
+def test_ids_weights_and_times_come_beside_them(graph, served):
+    arrays, options = graph[0], {"num_neighbors": (4, 3), "return_e_id": True}
+    more = {"edge_features": True, "edge_weights": True, "edge_times": True}
+    expected = batches_of(NeighborDataset, served.roomy, "auto", **options)
+    for endpoint, plan in WAYS:
+        found = batches_of(NeighborDataset, getattr(served, endpoint), plan, **options, **more)
+        for batch, plain in zip(found, expected, strict=True):
+            assert torch.equal(batch.e_id, plain.e_id)
+            assert batch.edge_weight.tolist() == graph[2][plain.e_id].tolist()
+            assert batch.edge_time.tolist() == graph[3][plain.e_id].tolist()
+            check(replace(batch, e_id=None), plain, arrays)
 
 
 def test_rows_of_edges_come_in_several_groups(graph):
@@ -186,7 +200,6 @@ def test_pyg_finds_them_under_its_names(served, several):
     ("options", "words"),
     [
         ({"plan": "macrobatch"}, "loads rows of nodes alone; take plan 'auto'"),
-        ({"return_e_id": True}, "edge_features with return_e_id: expected one of them"),
     ],
 )
 def test_what_cannot_be_served_is_refused(served, options, words):

@@ -18,6 +18,7 @@ from blockstore.kernels.locate import build_guide, choose_shift, locate_columns
 from blockstore.kernels.order import stride_starts
 from blockstore.kernels.picks import UNIFORM, Column, Draws, Rule
 from blockstore.kernels.random import make_key
+from blockstore.kernels.records import EdgeRecord
 from blockstore.kernels.renumber import clear_stamp, renumber_stamp
 from blockstore.kernels.rows import gather_rows
 from blockstore.kernels.sample import MultiBlockColumns, draw_columns
@@ -76,7 +77,9 @@ class Frontier:
         key, none = np.uint64(make_key(number, 0, 0, 0, 0)), np.empty(0, np.int64)
         rule = Rule(fanout, False, UNIFORM, key, none.view("u4"), none, none.view("u8"))
         self.column = Column(self.nodes, 0, self.counts, rule)
-        self.out = Draws(self.starts, self.draws, self.starts, graph.view.edge_ids[:0], none)
+        self.out = Draws(
+            self.starts, self.draws, self.starts, none.view("u4")[:, None], EdgeRecord(), none
+        )
         self.sample()
         self.num_edges = int(self.counts.sum())
 

@@ -16,6 +16,7 @@ from loaderd.memory.blob import Written, joined
 from loaderd.memory.workspace import Workspace
 from loaderd.plans.base import Unit
 from loaderd.sampling.hyperbatch.session import AreaFull, Sampled, StructureArea
+from loaderd.sampling.records import flat
 from loaderd.sampling.structure import Structure, StructureArrays, structure_arrays
 
 
@@ -82,7 +83,7 @@ def expand(sampled: Sampled, work: Workspace) -> None:
         (joined(arrays.nodes), work.n_id),
         (arrays.counts, work.counts),
         (arrays.local, work.local),
-        (arrays.edge_ids, work.edge_ids),
+        (arrays.edge_ids, flat(work.records, work.record)),
         (arrays.places, work.index),
         (arrays.ends, work.ends),
         (arrays.trees, work.trees),

@@ -49,13 +49,14 @@ class StructureArea:
     def reserve(self, dtype: DTypeLike, count: int) -> int:
         """Room for `count` items, as the place of the first in `view(dtype)`.  Raises AreaFull."""
         item = np.dtype(dtype).itemsize
-        size = -(-count * item // ALIGN) * ALIGN
+        spare = 0 if ALIGN % item == 0 else item  # such items lie at multiples of their own size
+        size = -(-(count * item + spare) // ALIGN) * ALIGN
         with self._lock:
             start = self._used
             if start + size > self._memory.size:
                 raise AreaFull
             self._used = start + size
-        return start // item
+        return -(-start // item)
 
     def view(self, dtype: DTypeLike) -> NDArray[Any]:
         return self._memory.view(np.dtype(dtype))

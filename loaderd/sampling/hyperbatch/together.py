@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from blockstore import concurrency
 from blockstore.kernels.order import (
-    compact_draws,
+    compact_records,
     count_draws,
     entries_of_blocks,
     mark_needed,
@@ -24,6 +24,7 @@ from blockstore.kernels.order import (
     place_draws,
 )
 from blockstore.kernels.picks import Column, Draws
+from blockstore.kernels.records import EdgeRecord
 from blockstore.kernels.sample import MultiBlockColumns, column_degrees, draw_columns
 from loaderd.memory.blob import Written, chained, joined
 from loaderd.memory.reservation import Account
@@ -36,6 +37,7 @@ from loaderd.plans.roots import Excluded, Forest, Roots, drop_seed_edges
 from loaderd.sampling.hyperbatch.compact import keep_counts, keep_sources
 from loaderd.sampling.hyperbatch.session import ALIGN, AreaFull, Sampled, StructureArea
 from loaderd.sampling.hyperbatch.single import SessionWorkers
+from loaderd.sampling.records import flat, record_dtype
 from loaderd.sampling.renumbering import Renumbering
 from loaderd.sampling.structure import (
     NO_TREES,
@@ -75,7 +77,7 @@ class _Batch:
     trees: list[NDArray[np.uint32]]  # of each node, in the pieces of the nodes
     counts: list[NDArray[Any]] = field(default_factory=list)
     local: list[Written] = field(default_factory=list)
-    edge_ids: list[NDArray[Any]] = field(default_factory=list)
+    records: list[NDArray[Any]] = field(default_factory=list)  # of edges, flat
     edges_per_hop: list[tuple[int, ...]] = field(default_factory=list)
     expanded: list[int] = field(default_factory=list)  # nodes, by hop
     frontiers: list[_Frontier] = field(default_factory=list)  # of the hop, by relation
@@ -85,14 +87,15 @@ class _Batch:
         return sum(piece.size for piece in self.pieces)
 
 
-def scratch_bytes(structure: Structure, num_blocks: int, id_bytes: int, edge_id_bytes: int) -> int:
+def scratch_bytes(structure: Structure, num_blocks: int, id_bytes: int, record_bytes: int) -> int:
     """Bytes that a batch of this structure takes while its widest hop is sampled."""
     most = 0
     for frontier, edges in zip(structure.frontiers, structure.edges_per_hop, strict=True):
-        each = frontier * (4 + 4 + 4 + 8 + 8 * bool(edge_id_bytes)) + 4 * num_blocks + 7 * ALIGN
+        each = frontier * (4 + 4 + 4 + 8 + 8 * bool(record_bytes)) + 4 * num_blocks + 7 * ALIGN
         most_nodes = frontier * id_bytes + ALIGN  # a copy, where hops expand layers
-        each += 2 * ALIGN * num_blocks  # draws of each group of blocks are aligned
-        draws = sum(edges) * (id_bytes + edge_id_bytes)
+        # draws of each group of blocks are aligned
+        each += (2 * ALIGN + record_bytes) * num_blocks
+        draws = sum(edges) * (id_bytes + record_bytes)
         most = max(most, len(edges) * each + draws + most_nodes)
     return most
 
@@ -108,15 +111,15 @@ class BlockSampler:
         crew: SessionWorkers,
         scratch: StructureArea,
         turn: concurrency.Lock,
+        record: EdgeRecord,
         trace: Trace | None = None,
     ) -> None:
         """`turn`: of the session that samples by blocks, of those at one store."""
         self._plan, self._roots, self._topology = plan, begin, topology
         self._residency, self._crew, self._scratch = topology.residency, crew, scratch
         self._turn, self._upward, self._trace = turn, True, trace
-        views = [index.view for index in topology.relations]
-        self._ids = topology.id_dtype
-        self._edge_ids = max((v.edge_ids.dtype for v in views), key=lambda dtype: dtype.itemsize)
+        self._ids, self._record = topology.id_dtype, record
+        self._words = np.dtype((np.uint32, max(1, record.size)))  # of an edge's record
 
     def sample(
         self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
@@ -172,8 +175,8 @@ class BlockSampler:
         )
         arrays = StructureArrays(
             tuple(batch.pieces), joined(batch.counts, np.uint32), chained(batch.local, np.uint32),
-            joined(batch.edge_ids, self._edge_ids), joined([batch.index]), joined([batch.ends]),
-            joined(batch.trees, np.uint32), joined([batch.times]),
+            joined(batch.records, record_dtype(self._record)), joined([batch.index]),
+            joined([batch.ends]), joined(batch.trees, np.uint32), joined([batch.times]),
         )  # fmt: skip
         return Sampled(number, batch.unit, structure, arrays, area)
 
@@ -257,9 +260,10 @@ class BlockSampler:
 
     def _whole_scratch(self, column: Column, starts: NDArray[np.int64]) -> Draws:
         """Draws go to wherever in the scratch there is room: starts count from its first item."""
-        edges = self._scratch.view(self._edge_ids) if self._plan.resolved.edge_ids else None
+        words, size = self._scratch.view(np.uint32), self._record.size
+        records = words[: words.size // max(1, size) * size].reshape(-1, max(1, size))
         sources = self._scratch.view(self._ids)
-        return self._topology.draws(column, starts, sources, starts, edges)
+        return self._topology.draws(column, starts, sources, starts, records, self._record)
 
     def _draw(self, frontier: _Frontier, blocks: NDArray[np.int64], work: Workspace) -> None:
         """Draws of the entries whose blocks are held."""
@@ -272,9 +276,9 @@ class BlockSampler:
         index, rule = self._topology.relations[column.relation], column.rule
         column_degrees(index.view, column, frontier.blocks, entries, 0, num)
         total = int(count_draws(column.counts, entries, num, rule.fanout, rule.replace))
-        places = [(draws.starts, self._ids)]
+        places: list[tuple[NDArray[np.int64], np.dtype[Any]]] = [(draws.starts, self._ids)]
         if draws.edges.size:
-            places.append((draws.edge_starts, self._edge_ids))
+            places.append((draws.edge_starts, self._words))
         for starts, dtype in places:
             first = self._scratch.reserve(dtype, total)
             place_draws(column.counts, entries, num, rule.fanout, rule.replace, first, starts)
@@ -311,8 +315,8 @@ class BlockSampler:
                 batch.trees.append(area.copy(w.trees[before : ends[0]]))
             batch.local.append(keep_sources(w.local[: ends[-1]], before, ends[0], area))
             batch.counts += [keep_counts(f.column.counts, area) for f in batch.frontiers]
-            if self._plan.resolved.edge_ids:
-                batch.edge_ids.append(area.copy(w.edge_ids[: ends[-1]]))
+            if self._record.size:
+                batch.records.append(area.copy(flat(w.records[: ends[-1]], self._record)))
             batch.edges_per_hop.append(tuple(b - a for a, b in pairwise([0, *ends[1:]])))
 
     def _exclude(self, batch: _Batch) -> None:
@@ -342,8 +346,8 @@ class BlockSampler:
             for frontier in batch.frontiers:
                 draws, counts = frontier.draws, frontier.column.counts
                 if draws.edges.size:
-                    compact_draws(
-                        draws.edges, draws.edge_starts, counts, counts.size, work.edge_ids, edge
+                    compact_records(
+                        draws.edges, draws.edge_starts, counts, counts.size, work.records, edge
                     )
                 trees = frontier.column.rule.trees
                 edge = numbers.add(draws.sources, draws.starts, counts, edge, trees)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import ITEM_BYTES, PAGE_BYTES, Manifest, edge_layout
+from blockstore.format import ITEM_BYTES, PAGE_BYTES, Manifest, Relation, edge_layout
 from blockstore.io.reader import make_transit
 from blockstore.io.reading import Reading, wait_all
 from blockstore.kernels import members as kernels
@@ -19,6 +19,7 @@ from blockstore.kernels.members import MemberColumns, Members, WantedMembers
 from blockstore.kernels.order import prefix_starts, stride_starts
 from blockstore.kernels.packed import SPARE_BYTES
 from blockstore.kernels.picks import Column, Draws
+from blockstore.kernels.records import EdgeRecord
 from blockstore.kernels.rows import row_layout
 from blockstore.store import Store, scan_rows
 from loaderd.memory.ledger import ServedRows
@@ -49,8 +50,16 @@ class MacroChoice(NamedTuple):
 
     hubs: bool
     halos: bool
-    edge_ids: bool
-    weights: bool
+    beside: EdgeRecord  # sections that are kept of each edge
+
+
+def held_record(relation: Relation, wanted: EdgeRecord) -> EdgeRecord:
+    """What is kept of an edge of a relation: of the sections that are wanted those it has."""
+    ids = ITEM_BYTES[relation.edge_id_dtype] // 4 if relation.edge_id_dtype else 0
+    return EdgeRecord(
+        ids * (wanted.ids > 0), wanted.weights * relation.has_weights,
+        wanted.times * relation.has_times, wanted.items,
+    )  # fmt: skip
 
 
 class MacroArrays(NamedTuple):
@@ -81,14 +90,17 @@ def carve_macro(
         manifest.relations, bounds.edges, bounds.blocks, strict=True
     ):
         nodes = bounds.nodes[types[relation.dst]]
-        ids = np.dtype(relation.edge_id_dtype or "uint32")
+        own = held_record(relation, choice.beside)
+        beside = array(np.uint32, edges * own.size)
         columns.append(
             MemberColumns(
                 array(np.int64, nodes),
                 array(np.uint32, nodes),
                 array(np.dtype(manifest.id_dtype), edges + SPARE_BYTES // node_bytes),
-                array(ids, edges * choice.edge_ids),
-                array(np.float32, edges * (choice.weights and relation.has_weights)),
+                beside,
+                beside.view(np.float32),
+                own,
+                edges,
                 array(np.int64, 3 * blocks).reshape(-1, 3),
             )
         )
@@ -255,7 +267,8 @@ class MacroGraph:
                 take = self._arrays.take[t][used : used + high - low]
                 nodes = shared.copy_ids[t][low:high]
                 kernels.take_new(words, nodes, take)
-                copies.append(_Copies(part, t, WantedMembers(low, high, nodes, take)))
+                wanted = WantedMembers(low, high, nodes, take, NO_ITEMS)
+                copies.append(_Copies(part, t, wanted))
                 used += high - low
         self.num_members = int(kernels.count_members(words))
         self._members = [
@@ -278,7 +291,8 @@ class MacroGraph:
                 low, high = files.nodes_of(t, part)
                 one = np.array([low], self._none.dtype)
                 first = served.node_type.first
-                own = _Copies(part, t, WantedMembers(low - first, high - first, one, _NO_FLAGS))
+                wanted = WantedMembers(low - first, high - first, one, _NO_FLAGS, NO_ITEMS)
+                own = _Copies(part, t, wanted)
                 self._address(a, own, True, pages, places)
             for copy in copies:
                 pages = shared.pages(a, copy.part)
@@ -316,7 +330,7 @@ class MacroGraph:
         columns.fragments[:] = -1
         columns.degrees[:] = 0
         own = [
-            (WantedMembers(*files.nodes_of(t, p), self._none, _NO_FLAGS), p)
+            (WantedMembers(*files.nodes_of(t, p), self._none, _NO_FLAGS, NO_ITEMS), p)
             for p in partitions.tolist()
         ]
         at = self._read(r, files.columns[r], own, _Used(0, 0), readings)
@@ -352,8 +366,9 @@ class MacroGraph:
         cuts = cut_blocks(columns, spans, geometry.pages_per_block)
         runs = block_runs(blocks, geometry, shared.run_blocks, cuts)
         layout = shared.layouts[r]
-        taken = (True, shared.choice.edge_ids, shared.choice.weights)
-        last = max(i for i in range(3) if taken[i] and layout.bits[i])
+        beside = shared.choice.beside
+        taken = (True, beside.ids, beside.weights, beside.times)
+        last = max(i for i in range(4) if taken[i] and layout.bits[i])
         parts = cut_parts(runs, columns, cuts, layout, last)
         size = shared.manifest.block_bytes
 
@@ -401,7 +416,7 @@ class MacroGraph:
         for want, row in wanted:
             if columns.low[row] <= block < columns.high[row]:
                 to = kernels.filter_block(
-                    view, first_node, want, members, out, to, places.first_row + i
+                    view, first_node, NO_ITEMS, want, members, out, to, places.first_row + i
                 )
 
     def sample(self, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:
@@ -411,7 +426,7 @@ class MacroGraph:
         """
         return sample_hops(self._draw, plan, unit, work, roots)
 
-    def _draw(self, column: Column, work: Workspace, edge_ids: bool) -> None:
+    def _draw(self, column: Column, work: Workspace) -> None:
         """Draws of one frontier over one relation, into `work.draws` at `work.starts`."""
         num, rule = column.nodes.size, column.rule
         if num == 0:
@@ -429,8 +444,9 @@ class MacroGraph:
                 np.minimum(column.counts, rule.fanout, out=column.counts)
             if prefix_starts(column.counts, num, work.starts) > work.draws.size:
                 raise WorkspaceFull
-        edges = work.edge_draws[: work.edge_draws.size * edge_ids]
-        draws = Draws(work.starts, work.draws, work.starts, edges, NO_ITEMS)
+        draws = Draws(
+            work.starts, work.draws, work.starts, work.record_draws, work.record, NO_ITEMS
+        )
         kernels.draw_members(members, columns, column, draws)
 
     def address(self, nodes: NDArray[Any], num: int, a: int, out: NDArray[np.uint64]) -> None:

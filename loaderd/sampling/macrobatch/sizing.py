@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from blockstore.format import Manifest
 from loaderd.api.protocol import Resolved
-from loaderd.memory.ledger import EngineSettings, ServedRows
+from loaderd.memory.ledger import EngineSettings, ServedRows, edge_record
 from loaderd.memory.workspace import Carver
 from loaderd.sampling.macrobatch.files import Bounds, MacroFiles, bound, bound_hubs
 from loaderd.sampling.macrobatch.graph import MacroChoice, carve_macro, hub_bytes, ids_bytes
@@ -56,7 +56,9 @@ def cut_macro(
     """Two memories where `available` slots hold them, else one."""
     macro = resolved.macro
     assert macro is not None
-    choice = MacroChoice(macro.hubs, macro.halos, resolved.edge_ids, resolved.weighted)
+    record = edge_record(manifest, resolved)
+    weights = max(record.weights, int(resolved.weighted))
+    choice = MacroChoice(macro.hubs, macro.halos, record._replace(weights=weights))
     bounds = bound(files, served, macro.partitions, macro.halos, macro.hubs)
     carver = Carver(None)
     carve_macro(carver, manifest, served, bounds, choice)

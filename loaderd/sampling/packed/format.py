@@ -83,9 +83,14 @@ def packs_folder(store: Path) -> Path:
     return store.with_name(f"{store.name}.packs")
 
 
+_NOT_PACKED = ("edge_weights", "edge_times")  # nobody who asks for these is served from a pack
+
+
 def pack_path(store: Path, resolved: Resolved, world_size: int) -> Path:
     """Where the pack of these parameters is, or would be."""
-    bare = msgspec.structs.replace(resolved, cycle=0)
+    bare = msgspec.to_builtins(msgspec.structs.replace(resolved, cycle=0))
+    for name in _NOT_PACKED:
+        del bare[name]
     raw = msgspec.json.encode((bare, world_size), order="sorted")
     return packs_folder(store) / hashlib.blake2b(raw, digest_size=16).hexdigest()
 
@@ -183,10 +188,10 @@ def _starts(counts: Iterable[int]) -> list[int]:
 
 
 def array_dtypes(id_dtype: str, edge_id_dtype: str) -> dict[str, str]:
-    """Of `StructureArrays`, by name; `edge_id_dtype`: "" if edge ids are not asked for."""
+    """Of `StructureArrays`, by name."""
     found = dict.fromkeys(StructureArrays._fields, "uint32")
     return found | {
-        "nodes": id_dtype, "edge_ids": edge_id_dtype or "uint32", "places": "int64",
+        "nodes": id_dtype, "edge_ids": edge_id_dtype, "places": "int64",
         "times": "int64",
     }  # fmt: skip
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from blockstore.kernels.locate import build_guide, choose_shift, locate_columns
 from blockstore.kernels.order import order_by_block, prefix_starts, stride_starts
 from blockstore.kernels.picks import BY_SOURCE, UNIFORM, Column, Draws, Rule
+from blockstore.kernels.records import EdgeRecord
 from blockstore.kernels.sample import (
     MultiBlockColumns,
     column_degrees,
@@ -19,6 +20,7 @@ from blockstore.kernels.sample import (
     rank_multi_block,
     rank_seams,
 )
+from loaderd.sampling.records import section
 from tests import reference
 from tests.graphs import FILL, Held
 
@@ -72,10 +74,15 @@ class Sampler:
                 column_degrees(view, self.column, self.blocks, order, low, high)
             prefix_starts(self.counts, self.num, self.starts)
         room = int(self.starts[self.num]) + GUARD
-        edges = np.uint64 if self.first_item.size else self.held.edge_id_dtype
+        ids, items = self.held.edge_id_dtype, 2 * bool(self.first_item.size)
+        self.record = EdgeRecord()
+        if ids or items:  # sections that the blocks do not hold come as zeros
+            self.record = EdgeRecord(np.dtype(ids or "uint32").itemsize // 4, 1, 2, items)
+        words = self.record.size
         self.draws = Draws(
             self.starts, np.full(room, 77, self.held.id_dtype), self.starts,
-            np.full(room if edges else 0, 77, edges or "uint32"), self.first_item,
+            np.full((room * bool(words), max(1, words)), 77, np.uint32), self.record,
+            self.first_item,
         )  # fmt: skip
 
     def sample(self, groups: Any) -> None:
@@ -136,11 +143,33 @@ class Sampler:
         used = np.zeros(self.draws.sources.size, bool)
         for start, count in spans:
             used[start : start + count] = True
-        found = []
-        for draws in (self.draws.sources, self.draws.edges):
-            assert (draws[~used[: draws.size]] == 77).all()
-            found.append([draws[start : start + count].tolist() for start, count in spans])
-        return Found(found[0], found[1] if self.draws.edges.size else None)
+        sources, records = self.draws.sources, self.draws.edges
+        assert (sources[~used] == 77).all()
+        assert (records[~used[: len(records)]] == 77).all()
+
+        def by_entry(values: NDArray[Any]) -> list[list[int]]:
+            return [values[start : start + count].tolist() for start, count in spans]
+
+        if not records.size:
+            return Found(by_entry(sources), None)
+        self._check_beside(records[used])
+        edges = section(records, self.record, "items" if self.first_item.size else "ids")
+        return Found(by_entry(sources), by_entry(edges))
+
+    def _check_beside(self, records: NDArray[np.uint32]) -> None:
+        """Weights and times are those of the edges, by their ids."""
+        held, graph = self.held, self.held.graph
+        ids = section(records, self.record, "ids")
+        if not held.edge_id_dtype:
+            assert not ids.any()
+            return
+        order = np.argsort(graph.edge_ids)
+        places = order[np.searchsorted(graph.edge_ids, ids, sorter=order)]
+        for name, there, values in (
+            ("weights", held.beside[0], graph.weights), ("times", held.beside[1], graph.times),
+        ):  # fmt: skip
+            wanted = values[places] if there else np.zeros(places.size)
+            assert section(records, self.record, name).tolist() == wanted.tolist(), name
 
 
 def uniform(fanout: int, key: int, replace: bool = False) -> Rule:

@@ -59,12 +59,12 @@ def test_what_is_excluded_goes_and_nothing_else(excluded, columns):
     counts = np.array([len(c) for c in columns], np.uint32)
     at = np.cumsum([0, *counts[:-1]]) + 3  # ids of edges stand elsewhere than their sources
     draws = np.zeros(int(counts.sum()) + 3, np.uint32)
-    edges = np.zeros(draws.size, np.uint64)
+    edges = np.zeros((draws.size, 1), np.uint32)
     for i, column in enumerate(columns):
         draws[at[i] : at[i] + len(column)] = column
-        edges[at[i] - 3 : at[i] - 3 + len(column)] = 100 * i + np.arange(len(column))
+        edges[at[i] - 3 : at[i] - 3 + len(column), 0] = 100 * i + np.arange(len(column))
     drop_excluded(starts, grouped, at, draws, at - 3, edges, counts, len(columns))
     for i, column in enumerate(columns):
         kept = [(s, 100 * i + k) for k, s in enumerate(column) if (i, s) not in set(excluded)]
         assert draws[at[i] : at[i] + counts[i]].tolist() == [s for s, _ in kept]
-        assert edges[at[i] - 3 : at[i] - 3 + counts[i]].tolist() == [e for _, e in kept]
+        assert edges[at[i] - 3 : at[i] - 3 + counts[i], 0].tolist() == [e for _, e in kept]

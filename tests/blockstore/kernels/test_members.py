@@ -10,6 +10,7 @@ from blockstore.kernels import members as kernels
 from blockstore.kernels.columns import view_blocks
 from blockstore.kernels.packed import SPARE_BYTES
 from blockstore.kernels.picks import BY_SOURCE, BY_WEIGHT, Column, Draws, Rule
+from blockstore.kernels.records import EdgeRecord
 from blockstore.kernels.rows import NO_ROW, RowLayout
 from blockstore.pack import GraphPacker
 from blockstore.unpack import unpack_block
@@ -18,7 +19,8 @@ from tests.graphs import Csc, make_csc
 from tests.reference import pick_positions, rank_sources, weigh_edges
 
 COUNT = 300
-LAYOUT = EdgeLayout("uint32", 27, 0, 4, 4, 0)
+LAYOUT = EdgeLayout("uint32", 27, 0, 4, 4, 8)
+OWN, IDS = EdgeRecord(1, 1, 2, 2), EdgeRecord(ids=1)
 KEY = 12345
 
 
@@ -55,7 +57,7 @@ def packed(graph: Csc, weights: np.ndarray) -> tuple[list[np.ndarray], np.ndarra
     blocks: list[np.ndarray] = []
     packer = GraphPacker(4096, LAYOUT, 0, lambda block: blocks.append(block.copy()))
     ids = np.arange(graph.indices.size, dtype=np.uint32)
-    packer.append(np.diff(graph.indptr), graph.indices, ids, weights)
+    packer.append(np.diff(graph.indptr), graph.indices, ids, weights, graph.times)
     return blocks, packer.close()
 
 
@@ -78,17 +80,22 @@ def filtered(graph: Csc, members: set[int], low: int, high: int, weights: np.nda
     inside = kernels.Members(words_of(members), 0, COUNT, 0)
     count, size = len(members), graph.indices.size
     blocks, first_node = packed(graph, weights)
+    beside = np.empty(OWN.size * size, np.uint32)
     columns = kernels.MemberColumns(
         np.zeros(count, np.int64), np.zeros(count, np.uint32),
-        np.empty(size + SPARE_BYTES // 4, np.uint32), np.empty(size, np.uint32),
-        np.empty(size, np.float32),
+        np.empty(size + SPARE_BYTES // 4, np.uint32), beside, beside.view(np.float32), OWN, size,
         np.full((len(blocks), 3), -1, np.int64),
     )  # fmt: skip
-    wanted = kernels.WantedMembers(low, high, np.empty(0, np.uint32), np.empty(0, np.uint8))
+    # items are 1,000 more than the places of the edges, and 7 more for each column
+    shifts = 7 * np.arange(low, high, dtype=np.int64)
+    wanted = kernels.WantedMembers(low, high, np.empty(0, np.uint32), np.empty(0, np.uint8), shifts)
     slot, table, to = np.zeros(1, np.int32), np.empty(0, np.uint64), 0
     for i, block in enumerate(blocks):
         view = view_blocks(block, LAYOUT, slot, table, block.size, 0)
-        end = kernels.filter_block(view, int(first_node[i]), wanted, inside, columns, to, i)
+        first_item = np.array([1000 + to])
+        end = kernels.filter_block(
+            view, int(first_node[i]), first_item, wanted, inside, columns, to, i
+        )
         assert end <= to + unpack_block(block, "block").header.num_edges
         to += unpack_block(block, "block").header.num_edges
     kernels.join_fragments(columns)
@@ -107,14 +114,20 @@ def test_filtered_columns_keep_members_in_order(found):
     graph, members, low, high = found
     weights = np.random.default_rng(0).random(graph.indices.size).astype(np.float32)
     columns, _ = filtered(graph, members, low, high, weights)
+    size = graph.indices.size
+    times, items = 2 * size, 4 * size  # where these sections begin
     for rank, node in enumerate(sorted(members)):
         if low <= node < high:
             edges = expected(graph, members, node)
             start = int(columns.starts[rank])
             here = slice(start, start + int(columns.degrees[rank]))
-            assert columns.edge_ids[here].tolist() == edges
+            assert columns.beside[:size][here].tolist() == edges
             assert columns.sources[here].tolist() == graph.indices[edges].tolist()
-            assert columns.weights[here].tolist() == weights[edges].tolist()
+            assert columns.weights[size:times][here].tolist() == weights[edges].tolist()
+            found = columns.beside[times:items].view(np.int64)[here]
+            assert found.tolist() == graph.times[edges].tolist()
+            found = columns.beside[items:].view(np.uint64)[here]
+            assert found.tolist() == [1000 + 7 * node + e for e in edges]
 
 
 @given(subgraphs(), st.integers(-1, 80), st.booleans())
@@ -128,14 +141,15 @@ def test_draws_are_those_of_the_reference_in_the_induced_graph(found, fanout, re
     columns = [expected(graph, members, int(v)) for v in nodes]
     room = [len(c) if fanout < 0 else fanout for c in columns]
     at = np.concatenate([[0], np.cumsum(room)]).astype(np.int64)
-    draws, edges = np.empty(at[-1], np.uint32), np.empty(at[-1], np.uint32)
+    draws, edges = np.empty(at[-1], np.uint32), np.empty((at[-1], 1), np.uint32)
     counts = np.empty(nodes.size, np.uint32)
     frontier = Column(nodes, 0, counts, uniform(fanout, KEY, replace))
-    kernels.draw_members(inside, kept, frontier, Draws(at, draws, at, edges, NO_ITEMS))
+    out = Draws(at, draws, at, edges, IDS, NO_ITEMS)
+    kernels.draw_members(inside, kept, frontier, out)
     for i, column in enumerate(columns):
         picks = pick_positions(len(column), fanout, replace, KEY, int(nodes[i]))
         here = slice(int(at[i]), int(at[i]) + int(counts[i]))
-        assert edges[here].tolist() == [column[p] for p in picks]
+        assert edges[here, 0].tolist() == [column[p] for p in picks]
         assert draws[here].tolist() == [int(graph.indices[column[p]]) for p in picks]
 
 
@@ -150,12 +164,14 @@ def test_ranked_draws_are_those_of_the_reference(found, fanout, weighted):
     kept, inside = filtered(graph, members, low, high, weights)
     nodes = np.arange(low, high, dtype=np.uint32)
     at = np.arange(nodes.size, dtype=np.int64) * fanout
-    draws, edges = (np.empty(nodes.size * fanout, np.uint32) for _ in range(2))
+    draws = np.empty(nodes.size * fanout, np.uint32)
+    edges = np.empty((draws.size, 1), np.uint32)
     counts = np.empty(nodes.size, np.uint32)
     kind = BY_WEIGHT if weighted else BY_SOURCE
     rule = Rule(fanout, False, kind, np.uint64(KEY), *NO_TREES)
     frontier = Column(nodes, 0, counts, rule)
-    kernels.draw_members(inside, kept, frontier, Draws(at, draws, at, edges, NO_ITEMS))
+    out = Draws(at, draws, at, edges, IDS, NO_ITEMS)
+    kernels.draw_members(inside, kept, frontier, out)
     for i, node in enumerate(nodes.tolist()):
         column = expected(graph, members, node)
         indptr = np.zeros(COUNT + 1, np.int64)
@@ -165,7 +181,7 @@ def test_ranked_draws_are_those_of_the_reference(found, fanout, weighted):
         else:
             wanted = rank_sources(indptr, graph.indices[column], node, fanout, KEY)
         here = slice(int(at[i]), int(at[i]) + int(counts[i]))
-        assert edges[here].tolist() == [column[p] for p in wanted]
+        assert edges[here, 0].tolist() == [column[p] for p in wanted]
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, COUNT), (100, 50)])
@@ -191,7 +207,7 @@ def test_rows_of_a_group_are_addressed_across_blocks_and_shards():
     nodes = np.array([40], np.uint32)
     places = np.array([10_000, 50_000], np.int64)
     # blocks of 3 rows of 100 bytes in slots of 512, two a shard; rows 4 to 11 are nodes 40 to 47
-    wanted = kernels.WantedMembers(4, 12, nodes, np.empty(0, np.uint8))
+    wanted = kernels.WantedMembers(4, 12, nodes, np.empty(0, np.uint8), NO_ITEMS)
     layout = RowLayout(3, 100, 512, 2)
     inside = kernels.Members(words, 0, COUNT, 0)
     kernels.address_group(wanted, True, inside, layout, 0, places, out)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockstore.kernels.order import (
-    compact_draws,
+    compact_records,
     count_nodes,
     distinct,
     map_range,
@@ -173,13 +173,14 @@ def test_columns_start_after_the_room_of_those_before(counts, fanout):
     assert total == sum(counts)
 
 
-@pytest.mark.parametrize("id_dtype", ["uint32", "uint64"])
-def test_draws_are_brought_together(id_dtype):
-    draws = np.arange(12, dtype=id_dtype)
+@pytest.mark.parametrize("words", [1, 3])
+def test_records_are_brought_together(words):
+    draws = np.arange(12 * words, dtype=np.uint32).reshape(12, words)
     starts, counts = np.array([0, 5, 8]), np.array([2, 0, 3], np.uint32)
-    out = np.full(8, 99, id_dtype)
-    assert compact_draws(draws, starts, counts, 3, out, 1) == 6
-    assert out.tolist() == [99, 0, 1, 8, 9, 10, 99, 99]
+    out = np.full((8, words), 99, np.uint32)
+    assert compact_records(draws, starts, counts, 3, out, 1) == 6
+    assert out[1:6].tolist() == draws[[0, 1, 8, 9, 10]].tolist()
+    assert (out[[0, 6, 7]] == 99).all()
 
 
 @given(values=st.lists(st.integers(0, 9)), dtype=st.one_of(st.just("int64"), ID_DTYPES))

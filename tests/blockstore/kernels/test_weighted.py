@@ -13,9 +13,9 @@ from tests.graphs import Csc, hold, make_csc
 from tests.reference import weigh_edges
 
 
-def draw(held, columns, fanout, key):
+def draw(held, columns, fanout, key, replace=False):
     """Sources and edge ids of columns drawn over a packed graph."""
-    return draw_present(held, columns, Rule(fanout, False, BY_WEIGHT, np.uint64(key), *NO_TREES))
+    return draw_present(held, columns, Rule(fanout, replace, BY_WEIGHT, np.uint64(key), *NO_TREES))
 
 
 @given(
@@ -24,14 +24,15 @@ def draw(held, columns, fanout, key):
     st.integers(1, 80),
     st.integers(0, 2**63),
     st.sampled_from(["uint32", "uint64"]),
+    st.booleans(),
 )
-def test_draws_are_the_references(degrees, long_degree, fanout, key, id_dtype):
+def test_draws_are_the_references(degrees, long_degree, fanout, key, id_dtype, replace):
     graph = make_csc([*degrees, long_degree, 3], 1, id_dtype, "uint32")
     held = hold(graph, 4096, id_dtype, "uint32", beside=(True, False))
     columns = list(range(graph.num_nodes))
-    found = draw(held, columns, fanout, key)
+    found = draw(held, columns, fanout, key, replace)
     for column in columns:
-        expected = weigh_edges(graph.indptr, graph.weights, column, fanout, key)
+        expected = weigh_edges(graph.indptr, graph.weights, column, fanout, key, replace)
         assert found.sources[column] == graph.indices[expected].tolist()
         assert found.edge_ids[column] == graph.edge_ids[expected].tolist()
 
@@ -46,6 +47,30 @@ def test_edges_are_drawn_in_proportion_to_their_weights():
     share = graph.weights / graph.weights.sum()
     chi = ((first - 6000 * share) ** 2 / (6000 * share)).sum()
     assert chi < 39 + 5 * np.sqrt(2 * 39)
+
+
+def test_draws_with_replacement_are_independent():
+    """Of 40 edges 8 draws: each edge in proportion to its weight, pairs of edges as often as two
+    independent draws have them, the same edge twice included."""
+    graph = make_csc([40], 3, "uint32", "uint32")
+    held = hold(graph, 4096, "uint32", "uint32", beside=(True, False))
+    place = {int(edge): k for k, edge in enumerate(graph.edge_ids)}
+    count, fanout = 4000, 8
+    drawn = np.array(
+        [
+            [place[edge] for edge in draw(held, [0], fanout, key * 7919, True).edge_ids[0]]
+            for key in range(count)
+        ]
+    )
+    share = graph.weights / graph.weights.sum()
+    expected = count * fanout * share
+    chi = ((np.bincount(drawn.ravel(), minlength=40) - expected) ** 2 / expected).sum()
+    assert chi < 39 + 5 * np.sqrt(2 * 39)
+    # equal pairs among the 28 of a column: each with probability sum(share ** 2)
+    pairs = fanout * (fanout - 1) / 2
+    equal = sum((np.bincount(row) * (np.bincount(row) - 1)).sum() / 2 for row in drawn)
+    wanted = count * pairs * (share**2).sum()
+    assert abs(equal - wanted) < 5 * np.sqrt(count * pairs * (share**2).sum() * 2)
 
 
 class FewWeights(Csc):

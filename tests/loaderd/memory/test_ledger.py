@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockstore.format import NodeType, RowArray
+from blockstore.kernels.records import EdgeRecord
 from loaderd.memory.ledger import ServedRows, session_need
 from loaderd.memory.workspace import Sizes, workspace_bytes
 from loaderd.plans.base import Shape
@@ -12,7 +13,7 @@ from loaderd.plans.base import Shape
 SLOT = 4096
 IDS = RowArray("ids", "uint32", 1000)
 NODE = NodeType(name="node", first=0, num_nodes=1000, original_id=IDS, store_id=IDS)
-SIZES = Sizes(1000, "uint32", "", 2, 50, 50, False)
+SIZES = Sizes(1000, "uint32", EdgeRecord(), 2, 50, 50, False)
 
 
 def rows(*widths: int) -> list[ServedRows]:
@@ -50,5 +51,7 @@ def test_every_part_has_room(nodes, edges, widths, seeds, lookup, id_dtype):
 @pytest.mark.parametrize("edge_rows", [False, True])
 def test_rows_of_edges_have_room_too(edge_rows):
     shape = Shape(10, (10,), ((300,),), 200)
-    need = session_need(shape, SIZES._replace(edge_rows=edge_rows), rows(1024), 5, 0, SLOT)
+    need = session_need(
+        shape, SIZES._replace(record=EdgeRecord(items=int(edge_rows))), rows(1024), 5, 0, SLOT
+    )
     assert need.area == (500 if edge_rows else 200) // 4

@@ -14,7 +14,7 @@ from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
 from blockstore.store import Store, open_store
 from loaderd.api.protocol import Temporal
-from loaderd.memory.ledger import make_sizes
+from loaderd.memory.ledger import edge_record, make_sizes
 from loaderd.memory.reservation import Reservation
 from loaderd.memory.residency import Residency
 from loaderd.memory.workspace import Carver, Workspace, carve_workspace, clear_workspace
@@ -45,6 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
     "replace": {"fanouts": (5, 4), "replace": True},
     "weighted": {"fanouts": (4, 30), "weighted": True},
     "weighted, layer": {"fanouts": (7, 3), "weighted": True, "frontier": "layer"},
+    "weighted, replace": {"fanouts": (6, 4), "weighted": True, "replace": True},
     "in order": {"fanouts": (4, 3), "shuffle": False},
     "up to a time": {"fanouts": (4, 3), "temporal": Temporal(strategy="uniform")},
     "the last up to a time": {
@@ -98,7 +99,8 @@ class Parts(NamedTuple):
 
     def workspace(self) -> Workspace:
         trees = self.plan.resolved.temporal is not None
-        sizes = make_sizes(self.made.store.manifest, True, True, trees)
+        record = edge_record(self.made.store.manifest, self.plan.resolved)
+        sizes = make_sizes(self.made.store.manifest, record, True, trees)
         counted = Carver(None)
         carve_workspace(counted, self.plan.shape(), sizes)
         work = carve_workspace(Carver(np.zeros(counted.used, np.uint8)), self.plan.shape(), sizes)

@@ -35,8 +35,8 @@ def test_batches_are_the_references(made, case, slots, share):
                 got = parts.topology.sample(parts.plan, unit, work, parts.roots(unit))
                 nodes, edges = got.num_nodes, got.num_edges
                 found = Found(
-                    got, work.n_id[:nodes], work.counts, work.local[:edges], work.edge_ids[:edges],
-                    work.trees[:nodes],
+                    got, work.n_id[:nodes], work.counts, work.local[:edges],
+                    work.records[:edges, 0], work.trees[:nodes],
                 )  # fmt: skip
                 same(parts, unit, found)
 

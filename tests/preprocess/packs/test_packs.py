@@ -139,7 +139,7 @@ def test_a_record_is_what_was_sampled():
         joined([np.empty(0, np.int64)]),
     )  # fmt: skip
     structure = Structure((2, 4, 2), ((3, 1), (4, 1)), 8, 9, (2, 4), 2, 0)
-    dtypes = packed.array_dtypes("uint32", "")
+    dtypes = packed.array_dtypes("uint32", "uint32")
     record = packed.make_record(structure, arrays, dtypes)
     memory = np.full(packed.num_pages(record.num_bytes) * PAGE_BYTES, 7, np.uint8)
     packed.write_record(record, memory)

@@ -72,10 +72,10 @@ def test_a_batch_comes_back_from_an_area_as_it_was(trees, local, most):
     """Two seeds, and three nodes that four edges find."""
     work, again = make_work(20, trees=trees), make_work(20, trees=trees)
     rng = np.random.default_rng(1)
-    names = ("n_id", "counts", "local", "edge_ids", "index", "ends", "trees", "times")
+    names = ("n_id", "counts", "local", "records", "index", "ends", "trees", "times")
     for name in names:
         values = getattr(work, name)
-        values[:] = rng.integers(1, 200, values.size)
+        values[:] = rng.integers(1, 200, values.shape)
     work.local[:4] = local
     work.counts[:2] = [most, 1]
     structure = STRUCTURE._replace(num_ends=3)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loaderd.memory.ledger import edge_record
 from loaderd.sampling.hyperbatch.session import Sampled, StructureArea
 from loaderd.sampling.hyperbatch.single import SessionWorkers, Workspaces
 from loaderd.sampling.hyperbatch.together import BlockSampler
@@ -40,7 +41,8 @@ def sample(parts: Parts, area_bytes: int, scratch_bytes: int) -> list[Sampled]:
         begin: Any = lambda units, _held: [parts.roots(unit) for unit in units]  # noqa: E731
         scratch = StructureArea(np.zeros(scratch_bytes, np.uint8))
         sampler = BlockSampler(
-            parts.plan, begin, parts.topology, crew, scratch, threading.Lock()
+            parts.plan, begin, parts.topology, crew, scratch, threading.Lock(),
+            edge_record(parts.made.store.manifest, parts.plan.resolved),
         )  # fmt: skip
         units = [parts.plan.unit(1, step) for step in range(STEPS)]
         area = StructureArea(np.zeros(area_bytes, np.uint8))
