@@ -131,7 +131,7 @@ class HyperbatchSession(SampledSession):
                     cached=cached,
                 )  # fmt: skip
                 job.addressed = self._nothing_missing
-                job.num_items = structure.num_nodes
+                job.num_items = sum(piece.size for piece in sampled.items)
                 job.structure_bytes = self._resources.builder.structure_bytes(
                     structure, sampled.unit, self._spec
                 )
@@ -187,7 +187,7 @@ class HyperbatchSession(SampledSession):
         """Where the rows of a served array are, of a batch whose rows have been brought in."""
         cache = self._cache
         assert isinstance(cache, RowCache)
-        return made(sampled.arrays.nodes, np.uint64, partial(cache.address, served))
+        return made(sampled.items, np.uint64, partial(cache.address, served))
 
     def _note_filled(self, job: BatchInProgress, begun: int, ended: int) -> None:
         if self._resources.trace is not None:
@@ -255,7 +255,7 @@ def open_hyperbatches(
         )
     )
     auto = request.plan != HyperbatchPlan.name
-    if asked.plan.resolved.edge_features or (auto and sized.fits):
+    if auto and sized.fits:
         return open_minibatches(resources, number, plain)
     with explained_shortage(resources, sized.need.least), resources.allocation() as allocation:
         draft = draft_session(resources, asked, sized, allocation)

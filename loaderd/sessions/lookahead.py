@@ -141,7 +141,7 @@ class LookAhead:
         counts = [np.zeros(region_rows(t).size, np.int64) for t in types]
         curve = list[NDArray[np.int64]]()
         for number, sampled in enumerate(found, 1):
-            for nodes in sampled.arrays.nodes:
+            for nodes in sampled.items:
                 for t, known, count in zip(types, sets, counts, strict=True):
                     count_new(
                         nodes, nodes.size, t.first, t.num_nodes, known, region_shift(t), count
@@ -184,7 +184,7 @@ class LookAhead:
             plan.num_steps,
             max(builder.structure_bytes(s, plan.unit(0, 0), self._draft.spec) for s in seen),
             found.area_bytes,
-            max(s.num_nodes for s in seen),
+            max(s.num_nodes + s.num_edges * (self._draft.spec.record.items > 0) for s in seen),
             max(self._scratch_bytes(s) for s in seen) * self._together,
             self._scratch_bytes(worst),
             found.wanted,

@@ -13,6 +13,7 @@ from clients.link import HeteroLinkDataset, LinkDataset  # noqa: E402
 from clients.torch import HeteroDataset, NeighborDataset  # noqa: E402
 from loaderd.api.errors import Refused  # noqa: E402
 from loaderd.server.transport import ask_status, parse_either  # noqa: E402
+from tests.daemons import daemon  # noqa: E402
 from tests.graphs import make_csc  # noqa: E402
 from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402
 from tests.later import Later  # noqa: E402
@@ -52,13 +53,17 @@ def graph(tmp_path_factory) -> tuple[dict[str, np.ndarray], Path, int]:
 
 @pytest.fixture(scope="module")
 def served(graph):
-    """Endpoints with room for everything, with little, and that one over tcp."""
+    """Endpoints with room for everything, with less, with little, and that one over tcp."""
     small = remote_daemon(graph[1], TIGHT, "--remote-credit", "64K")
-    with remote_daemon(graph[1], "64M") as (roomy, _), small as (tight, remote):
-        yield SimpleNamespace(roomy=roomy, tight=tight, remote=remote)
+    middle = daemon(graph[1], "20M", 2)
+    with remote_daemon(graph[1], "64M") as (roomy, _), middle as middling, small as (tight, remote):
+        yield SimpleNamespace(roomy=roomy, middling=middling, tight=tight, remote=remote)
 
 
-WAYS = [("roomy", "minibatch"), ("tight", "minibatch"), ("tight", "hyperbatch"), ("remote", "auto")]
+WAYS = [
+    ("roomy", "minibatch"), ("tight", "minibatch"), ("tight", "hyperbatch"), ("remote", "auto"),
+    ("roomy", "hyperbatch"), ("middling", "hyperbatch"),
+]  # fmt: skip
 CASES = {
     "new": {"num_neighbors": (4, 3)},
     "layer": {"num_neighbors": (4, 3), "frontier": "layer"},
@@ -100,6 +105,19 @@ def test_edges_bring_their_rows(graph, served, case):
         )
         for batch, plain in zip(found, expected, strict=True):
             check(batch, plain, arrays)
+
+
+def test_hyperbatches_bring_rows_of_edges_together(served):
+    """With the cache, as they do rows of nodes: each edge that is wanted is counted once."""
+    before = ask_status(parse_either(served.middling)).counters
+    data = NeighborDataset(
+        served.middling, batch_size=20, plan="hyperbatch", num_neighbors=(9, 9), edge_features=True
+    )
+    wanted = sum(batch.edge_index.shape[1] + batch.num_nodes for batch in data)
+    assert data.attached().plan == "hyperbatch"
+    after = ask_status(parse_either(served.middling)).counters
+    data.close()
+    assert after["hyper_rows_wanted"] - before.get("hyper_rows_wanted", 0) == wanted
 
 
 def test_ids_weights_and_times_come_beside_them(graph, served):

@@ -16,7 +16,7 @@ from loaderd.memory.blob import Written, joined
 from loaderd.memory.workspace import Workspace
 from loaderd.plans.base import Unit
 from loaderd.sampling.hyperbatch.session import AreaFull, Sampled, StructureArea
-from loaderd.sampling.records import flat
+from loaderd.sampling.records import flat, section
 from loaderd.sampling.structure import Structure, StructureArrays, structure_arrays
 
 
@@ -71,9 +71,13 @@ def compact(
             keep_sources(local, structure.nodes_per_hop[0], structure.num_nodes, area),
             *map(keep, found[2:]),
         )
+        edges: tuple[NDArray[Any], ...] = ()
+        if work.record.items:
+            items = section(work.records[: structure.num_edges], work.record, "items")
+            edges = (area.copy(items),)
     except AreaFull:
         return None
-    return Sampled(batch, unit, structure, arrays, area)
+    return Sampled(batch, unit, structure, arrays, area, edges=edges)
 
 
 def expand(sampled: Sampled, work: Workspace) -> None:

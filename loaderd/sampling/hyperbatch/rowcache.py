@@ -46,7 +46,10 @@ _RUNS_HELD = 2  # chunks on their way at a time
 
 
 class Needs(NamedTuple):
-    """The nodes of one batch: store ids, each once, in any number of pieces."""
+    """The items of one batch, in any number of pieces: store ids of nodes, items of edges.
+
+    An edge may come several times, if it was drawn so.
+    """
 
     batch: int  # its number in the run
     pieces: tuple[NDArray[Any], ...]
@@ -278,6 +281,7 @@ class RowCache:
         Raises CorruptBlock, OSError, and what `oldest` raises.
         """
         until = group[-1].batch
+        self.rows_wanted += sum(piece.size for _, piece in _pieces(group))
         self._fill(oldest)
         for t in self.types:
             for _, piece in _pieces(group):
@@ -285,7 +289,6 @@ class RowCache:
                     piece, piece.size, t.first, t.num_nodes, t.table, until, t.listed,
                     t.num_listed,
                 )  # fmt: skip
-                self.rows_wanted += piece.size
             t.table.coming[:] = NEVER
             for needs in reversed(later):
                 for piece in needs.pieces:

@@ -84,6 +84,12 @@ class Sampled(NamedTuple):
     arrays: StructureArrays
     area: StructureArea
     run: int = -1
+    edges: tuple[NDArray[Any], ...] = ()  # id_dtype: items of the edges, if these have rows
+
+    @property
+    def items(self) -> tuple[NDArray[Any], ...]:
+        """What has rows: the nodes, then the edges, in pieces that follow one another."""
+        return self.arrays.nodes + self.edges
 
 
 class RowProvider(Protocol):
@@ -408,7 +414,7 @@ class Hyper:
         """Bring in the rows of the first batches that fit together; returns how many."""
         if self.cache is None:
             return 0
-        needs = [Needs(s.batch, s.arrays.nodes, s.unit) for s in todo]
+        needs = [Needs(s.batch, s.items, s.unit) for s in todo]
         count = min(self.cache.count_fitting(needs), self.size)
         if count:
             self.cache.bring(needs[:count], needs[count:], lambda known: self._oldest(run, known))

@@ -39,7 +39,7 @@ class Estimate(NamedTuple):
     num_steps: int  # minibatches of the epoch
     message_bytes: int  # of one's structure as it is handed over
     structure_bytes: int  # of one, compact
-    nodes: int  # of one
+    items: int  # of one, that may have rows
     scratch_bytes: int  # of one while its widest hop is sampled; 0: the graph is in memory
     least_scratch: int  # of the worst there may be
     wanted: tuple[NDArray[np.int64], ...]  # different rows of each region, of all node types in
@@ -88,7 +88,7 @@ def cut_hyper(
     types, most = rows_by_type(files.served), asked or estimate.num_steps
     if not types:
         return cut_without_cache(room, slot_bytes, need, estimate, most)
-    addresses = estimate.nodes * 8 * len(files.served)
+    addresses = estimate.items * 8 * len(files.served)
     batch = -(-estimate.message_bytes // slot_bytes) + -(-addresses // slot_bytes) + 1
     quota = max(need.least_quota, min(window * batch, room // 4))
     run = -(-max(RUN_BYTES, PAGE_BYTES) // slot_bytes) if slot_bytes < RUN_BYTES else 1

@@ -37,7 +37,7 @@ from loaderd.plans.roots import Excluded, Forest, Roots, drop_seed_edges
 from loaderd.sampling.hyperbatch.compact import keep_counts, keep_sources
 from loaderd.sampling.hyperbatch.session import ALIGN, AreaFull, Sampled, StructureArea
 from loaderd.sampling.hyperbatch.single import SessionWorkers
-from loaderd.sampling.records import flat, record_dtype
+from loaderd.sampling.records import flat, record_dtype, section
 from loaderd.sampling.renumbering import Renumbering
 from loaderd.sampling.structure import (
     NO_TREES,
@@ -78,6 +78,7 @@ class _Batch:
     counts: list[NDArray[Any]] = field(default_factory=list)
     local: list[Written] = field(default_factory=list)
     records: list[NDArray[Any]] = field(default_factory=list)  # of edges, flat
+    items: list[NDArray[Any]] = field(default_factory=list)  # of edges, if these have rows
     edges_per_hop: list[tuple[int, ...]] = field(default_factory=list)
     expanded: list[int] = field(default_factory=list)  # nodes, by hop
     frontiers: list[_Frontier] = field(default_factory=list)  # of the hop, by relation
@@ -178,7 +179,7 @@ class BlockSampler:
             joined(batch.records, record_dtype(self._record)), joined([batch.index]),
             joined([batch.ends]), joined(batch.trees, np.uint32), joined([batch.times]),
         )  # fmt: skip
-        return Sampled(number, batch.unit, structure, arrays, area)
+        return Sampled(number, batch.unit, structure, arrays, area, edges=tuple(batch.items))
 
     # -- one hop ----------------------------------------------------------------------------------
 
@@ -317,6 +318,9 @@ class BlockSampler:
             batch.counts += [keep_counts(f.column.counts, area) for f in batch.frontiers]
             if self._record.size:
                 batch.records.append(area.copy(flat(w.records[: ends[-1]], self._record)))
+            if self._record.items:
+                items = section(w.records[: ends[-1]], self._record, "items")
+                batch.items.append(area.copy(items))
             batch.edges_per_hop.append(tuple(b - a for a, b in pairwise([0, *ends[1:]])))
 
     def _exclude(self, batch: _Batch) -> None:
