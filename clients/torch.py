@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clients.batch import BatchArrays, BatchReader
-from clients.connection.request import fanout_fields
+from clients.connection.request import fanout_fields, relation_name
 from clients.connection.session import Session
 from clients.dataset import (
     RECONNECT_S,
@@ -26,7 +26,7 @@ from clients.hopwise.dataset import HopBatch, HopDataset
 from clients.prefetch import Prefetcher, prefetch
 from clients.records import TensorRecord
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import Attach, Attached, Labor, Temporal
+from loaderd.api.protocol import ArrayChoice, Attach, Attached, Labor, RowChoice, Temporal
 
 __all__ = [
     "Batch",
@@ -224,7 +224,12 @@ class SamplingOptions(DatasetOptions, total=False):
     """Options of every dataset and loader of sampled batches, in addition to `DatasetOptions`.
 
     return_e_id         bring original edge ids
-    edge_features       bring rows of the sampled edges, of all arrays of edges in the store
+    features            names of the arrays of features to bring, () for none, all by default; by
+                        node type, too: {"paper": ("x", "year"), "author": ()}, of types that are
+                        not named all.  What does not come is not read
+    labels              bring labels (True); or the name of an array of features that comes as `y`
+    edge_features       bring rows of the sampled edges, of all arrays of edges in the store; or
+                        their names, for all relations or by relation
     edge_weights        bring the weights of the sampled edges
     edge_times          bring the times of the sampled edges
     plan                "auto" (default), "minibatch", "hyperbatch" or "macrobatch"
@@ -255,7 +260,9 @@ class SamplingOptions(DatasetOptions, total=False):
     """
 
     return_e_id: bool
-    edge_features: bool
+    features: Sequence[str] | Mapping[str, Sequence[str]]
+    labels: bool | str
+    edge_features: bool | Sequence[str] | Mapping[EdgeType, Sequence[str]]
     edge_weights: bool
     edge_times: bool
     plan: str
@@ -369,6 +376,8 @@ def sampling_request(
 
     Raises TypeError: an option that there is not; Refused: options that do not go together.
     """
+    own |= {"rows": _rows_of(options), "labels": True}
+    own["edge_features"] = options.get("edge_features", False) not in (False, None)
     labor = _labor_of(options)
     if labor is not None:
         own["labor"] = labor
@@ -379,6 +388,24 @@ def sampling_request(
     if options.get("reuse") == "while-waiting":
         own |= {"reuse": MOST_REUSE, "waiting": True}
     return make_request(kind, options, own)
+
+
+def _rows_of(options: Mapping[str, Any]) -> RowChoice | None:
+    """Which row arrays the options ask for; None: all.  Raises Refused."""
+    arrays: dict[str, tuple[str, ...]] = {}
+    for option, every in (("features", ""), ("edge_features", "*")):
+        asked = options.get(option)
+        if asked is None or isinstance(asked, bool):
+            continue
+        for owner, names in (asked if isinstance(asked, Mapping) else {every: asked}).items():
+            if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+                raise Refused(f"{option}: found {names!r}, expected names, as ('x',)")
+            arrays[owner if isinstance(owner, str) else relation_name(owner)] = tuple(names)
+    labels = options.get("labels", True)
+    if not arrays and labels is True:
+        return None
+    chosen = tuple(ArrayChoice(owner, names) for owner, names in arrays.items())
+    return RowChoice(chosen, bool(labels), labels if isinstance(labels, str) else "")
 
 
 def _labor_of(options: Mapping[str, Any]) -> Labor | None:

@@ -70,6 +70,21 @@ class HomePlacement(msgspec.Struct, frozen=True):
     time_steps: int = 0  # of all models together, after merging by model; 0: seeds stay at home
 
 
+class ArrayChoice(msgspec.Struct, frozen=True):
+    """The row arrays of a node type or relation that come with batches."""
+
+    owner: str  # the type, or "src__name__dst"
+    names: tuple[str, ...]
+
+
+class RowChoice(msgspec.Struct, frozen=True):
+    """Which row arrays come with batches."""
+
+    arrays: tuple[ArrayChoice, ...] = ()  # of types and relations that are not named all
+    labels: bool = True  # those of the store, or the array `label`
+    label: str = ""  # of features: comes as labels
+
+
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """Semantic parameters of a plan: with (epoch, step) they fix every bit of a batch."""
 
@@ -94,6 +109,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     edge_features: bool = False  # rows of the sampled edges
     edge_weights: bool = False  # and what their blocks hold beside them
     edge_times: bool = False
+    rows: RowChoice | None = None  # if not all row arrays come
     labor: Labor | None = None  # where neighbors are drawn by LABOR; else each column by itself
     cycle: int = 0  # epoch e has the draws of epoch e % cycle; 0: its own
 
@@ -137,6 +153,7 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     edge_features: bool = False  # rows of the sampled edges, of all arrays of edges
     edge_weights: bool = False  # of the sampled edges, in the relations that have any
     edge_times: bool = False  # likewise
+    rows: RowChoice | None = None  # row arrays that come; None: all.  Of any type "", relation "*"
     labor: Labor | None = None  # draw neighbors by LABOR
     cycle: int = 0  # epoch e has the draws of epoch e % cycle; 0: its own
     owners: str = ""  # name of an owner map of the store: batches say who owns their nodes

@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaderd.api.errors import BadMessage, Refused
-from loaderd.api.protocol import Attach, Labor, RowsWanted, SeedEdges, Start, Temporal
+from loaderd.api.protocol import Attach, Labor, RowChoice, RowsWanted, SeedEdges, Start, Temporal
 
 MAX_WINDOW = 1024
 MAX_HYPERBATCH = 1 << 16
@@ -53,6 +53,8 @@ def check_attach(request: Attach) -> None:
         if len(value := getattr(request, name)) > MAX_NAME:
             raise Refused(f"{name} has {len(value)} characters, expected at most {MAX_NAME}")
     _within("number of relations in fanouts", len(request.fanouts), 0, MAX_RELATIONS)
+    if request.rows is not None:
+        _check_choice(request.rows)
     if request.edges is not None:
         _check_edges(request.edges)
     if request.temporal is not None:
@@ -106,6 +108,15 @@ def split_frame(
     timed = request.temporal is not None and request.temporal.times == "given"
     cut = frame.size // parts * (parts - timed)
     return (None if request.split else frame[:cut]), frame[cut:]
+
+
+def _check_choice(choice: RowChoice) -> None:
+    _within("number of types in features", len(choice.arrays), 0, MAX_RELATIONS)
+    for own in choice.arrays:
+        _within("number of features of a type", len(own.names), 0, MAX_RELATIONS)
+        for name in (own.owner, *own.names):
+            _within("characters of a name in features", len(name), 0, 4 * MAX_NAME)
+    _within("characters of the name of labels", len(choice.label), 0, MAX_NAME)
 
 
 def _check_temporal(temporal: Temporal) -> None:

@@ -20,7 +20,7 @@ from blockstore.store import Store
 from blockstore.units import format_bytes, format_mem
 from loaderd.api.protocol import LedgerEntry, Resolved
 from loaderd.memory.reservation import least_slots
-from loaderd.memory.workspace import ALIGN, Sizes, workspace_bytes
+from loaderd.memory.workspace import ALIGN, RowName, Sizes, workspace_bytes
 from loaderd.plans.base import Shape
 from loaderd.plans.home import RANK_BYTES
 
@@ -57,6 +57,7 @@ class ServedRows(NamedTuple):
     name: str  # "x", "y", ...
     node_type: NodeType | EdgeItems
     array: RowArray
+    number: int  # among all row arrays of the store
 
 
 def session_entry_name(sessions: Sequence[int]) -> str:
@@ -73,11 +74,12 @@ def is_session_entry(entry: LedgerEntry) -> bool:
 
 def served_rows(manifest: Manifest) -> list[ServedRows]:
     """Row arrays of a batch: features, then labels, of every type that has them."""
-    found = []
+    found = list[ServedRows]()
     several = len(manifest.types) > 1
     for t in manifest.types:
         prefix = f"{t.name}." if several else ""
-        found += [ServedRows(prefix + name, t, array) for name, array in arrays_of(t).items()]
+        for name, array in arrays_of(t).items():
+            found.append(ServedRows(prefix + name, t, array, len(found)))
     return found
 
 
@@ -89,18 +91,41 @@ def arrays_of(t: NodeType) -> dict[str, RowArray]:
 
 def served_edges(manifest: Manifest) -> list[ServedRows]:
     """Row arrays of edges, relation by relation: those of a session follow on the nodes'."""
-    found = []
+    found, number = list[ServedRows](), len(served_rows(manifest))
     for r, first in zip(manifest.relations, first_items(manifest), strict=True):
         items = EdgeItems("__".join((r.src, r.name, r.dst)), first, r.num_edges)
-        found += [
-            ServedRows(f"{items.name}.{name}", items, array) for name, array in r.features.items()
-        ]
+        for name, array in r.features.items():
+            found.append(ServedRows(f"{items.name}.{name}", items, array, number + len(found)))
     return found
 
 
 def rows_of(manifest: Manifest, edges: bool) -> list[ServedRows]:
-    """What comes with the batches of a session, with rows of edges or without."""
+    """All row arrays, with those of edges or without."""
     return served_rows(manifest) + (served_edges(manifest) if edges else [])
+
+
+def chosen_rows(manifest: Manifest, resolved: Resolved) -> list[ServedRows]:
+    """What comes with the batches of a session: features and labels, then rows of edges."""
+    served, choice = rows_of(manifest, resolved.edge_features), resolved.rows
+    if choice is None:
+        return served
+    several, found = len(manifest.types) > 1, list[ServedRows]()
+    names = {own.owner: own.names for own in choice.arrays}
+    for rows in served:
+        owner, bare = rows.node_type.name, rows.name
+        if several or isinstance(rows.node_type, EdgeItems):
+            bare = bare.removeprefix(f"{owner}.")
+        if isinstance(rows.node_type, NodeType) and bare == "y":
+            wanted = choice.labels and not choice.label
+        else:
+            wanted = bare in names.get(owner, (bare,))
+            if choice.label and bare == choice.label:
+                as_labels = rows.name.removesuffix(bare) + "y"
+                found.append(rows._replace(name=as_labels))
+                wanted = False
+        if wanted:
+            found.append(rows)
+    return found
 
 
 def has_edge_rows(manifest: Manifest) -> bool:
@@ -398,22 +423,21 @@ def edge_record(manifest: Manifest, resolved: Resolved) -> EdgeRecord:
     )  # fmt: skip
 
 
-def make_sizes(
-    manifest: Manifest, record: EdgeRecord, stamp: bool, trees: bool = False, owner_bytes: int = 0
-) -> Sizes:
-    """What the store adds to a plan's shape."""
-    edge_rows = record.items > 0
-    rows = [row_geometry(r.array, manifest.block_bytes) for r in rows_of(manifest, edge_rows)]
-    finest = finest_rows(manifest, edge_rows)
+def make_sizes(manifest: Manifest, resolved: Resolved, stamp: bool, owner_bytes: int = 0) -> Sizes:
+    """What the store, and what is asked of it, add to a plan's shape."""
+    record, served = edge_record(manifest, resolved), chosen_rows(manifest, resolved)
+    items = num_items(manifest, record.items > 0)
+    rows = [row_geometry(r.array, manifest.block_bytes) for r in served]
+    finest = min((r.rows_per_block for r in rows), default=items)
     blocks = [r.num_blocks for r in manifest.relations] + [g.num_blocks for g in rows]
     return Sizes(
         num_nodes=manifest.num_nodes,
         id_dtype=manifest.id_dtype,
         record=record,
-        num_row_arrays=len(rows),
+        rows=tuple(RowName(r.number, r.name) for r in served),
         max_blocks=max(blocks, default=1),
-        row_keys=num_items(manifest, edge_rows) // finest + 1,
+        row_keys=items // max(1, finest) + 1,
         stamp=stamp,
-        trees=trees,
+        trees=resolved.temporal is not None,
         owner_bytes=owner_bytes,
     )

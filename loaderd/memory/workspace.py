@@ -13,13 +13,20 @@ from loaderd.plans.base import Shape
 ALIGN = 64
 
 
+class RowName(NamedTuple):
+    """A row array that a session is served."""
+
+    number: int  # among all of the store
+    name: str  # that its batches give it
+
+
 class Sizes(NamedTuple):
     """What the store and the session add to a plan's shape."""
 
     num_nodes: int
     id_dtype: str
     record: EdgeRecord  # what comes with each edge
-    num_row_arrays: int
+    rows: tuple[RowName, ...]  # that come with a batch
     max_blocks: int  # of any file
     row_keys: int  # store ids divided by the finest rows_per_block
     stamp: bool  # renumber by a table of all nodes, else by a hash table
@@ -102,6 +109,7 @@ class Workspace:
     trees: NDArray[np.uint32]  # of each node, where nodes are not shared between seeds
     times: NDArray[np.int64]  # of the seeds, likewise
     record: EdgeRecord  # the words of `records`
+    rows: tuple[RowName, ...]  # what `addresses` are of
     small: bool = False  # for what batches usually take, not for the worst
     # arena slots through which blocks pass while rows are copied
     transit_slots: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -144,11 +152,12 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
         table_keys=array(np.uint64 if sizes.trees else ids, hashed),
         table_values=array(np.uint32, hashed),
         stamp=array(np.int32, sizes.num_nodes if stamp else 0),
-        addresses=[array(np.uint64, num_items) for _ in range(sizes.num_row_arrays)],
+        addresses=[array(np.uint64, num_items) for _ in sizes.rows],
         positions=array(np.uint32, num_items),
         trees=array(np.uint32, shape.nodes if sizes.trees else 0),
         times=array(np.int64, shape.seeds if sizes.trees else 0),
         record=sizes.record,
+        rows=sizes.rows,
     )
 
 

@@ -21,7 +21,7 @@ class ServedFiles(NamedTuple):
 
     served: Sequence[ServedRows]
     reader: BlockReader
-    first_file: int  # served array a is file `first_file + a` of the reader
+    first_file: int  # the array of this number is file `first_file + number` of the reader
     data: NDArray[np.uint8]  # the arena
     slot_bytes: int
     block_bytes: int
@@ -31,7 +31,7 @@ class ServedFiles(NamedTuple):
 class RowFile(NamedTuple):
     """One served row array and where it lies."""
 
-    name: str
+    number: int  # among all of the store
     view: RowView
     num_blocks: int
     rows_per_slot: int
@@ -66,12 +66,12 @@ class RowAssembler:
                 t.first, t.num_nodes, geometry.rows_per_block, row_bytes, slots, slot_bytes
             )
             self.files.append(
-                RowFile(rows.name, view, geometry.num_blocks, slot_bytes // row_bytes)
+                RowFile(rows.number, view, geometry.num_blocks, slot_bytes // row_bytes)
             )
 
     def _served(self, work: Workspace) -> list[RowFile]:
-        """What the workspace's session is served: rows of edges come last, and not to all."""
-        return self.files[: len(work.addresses)]
+        """What the workspace's session is served."""
+        return [self.files[rows.number] for rows in work.rows]
 
     def _finest(self, work: Workspace) -> int:
         return min([f.view.rows_per_block for f in self._served(work)], default=1)
@@ -90,14 +90,14 @@ class RowAssembler:
         missing = []
         try:
             for a, file in enumerate(self._served(work)):
-                if self._residency.hold_file(a):
-                    files.append(a)
+                if self._residency.hold_file(file.number):
+                    files.append(file.number)
                 else:
                     marks = work.marks[: file.num_blocks]
                     mark_blocks(work.items, num, file.view, marks)
                     needed = np.flatnonzero(marks).astype(np.int64)
                     marks[needed] = 0
-                    held.append(self._residency.hold(a, needed, min_age))
+                    held.append(self._residency.hold(file.number, needed, min_age))
                 missing.append(address_rows(work.items, num, file.view, work.addresses[a]))
         except BaseException:
             self.drop(Pins(tuple(files), tuple(held)))
@@ -168,15 +168,15 @@ class RowAssembler:
         area: NDArray[np.int64],
         cursor: int,
     ) -> int:
-        file = self.files[a]
+        file = self._served(work)[a]
         slots = transit[: blocks.size]
         wanted, view = None, file.view
-        if self._reader.files[self._first_file + a].holes is not None:
+        if self._reader.files[self._first_file + file.number].holes is not None:
             # of blocks that another server has only rows that are wanted cross the network
             items = work.items[work.order[bounds[0] : bounds[1]]].astype(np.int64)
             wanted = np.unique(items) - view.first
             wanted = wanted[(wanted >= 0) & (wanted < view.num_nodes)]
-        self._reader.read(self._first_file + a, blocks, slots, wanted)
+        self._reader.read(self._first_file + file.number, blocks, slots, wanted)
         where = work.transit[: file.num_blocks]
         where[blocks] = slots
         finest = self._finest(work)
@@ -198,12 +198,12 @@ class RowAssembler:
         """Blob arrays of a group: all nodes in order where `positions` is None."""
         if positions is None:
             return [
-                (f"address:{f.name}", work.addresses[a][:num])
-                for a, f in enumerate(self._served(work))
+                (f"address:{rows.name}", work.addresses[a][:num])
+                for a, rows in enumerate(work.rows)
             ]
         named: list[tuple[str, NDArray[Any] | Written]] = [("positions", positions)]
-        for a, file in enumerate(self._served(work)):
-            named.append((f"address:{file.name}", work.addresses[a][positions]))
+        for a, rows in enumerate(work.rows):
+            named.append((f"address:{rows.name}", work.addresses[a][positions]))
         return named
 
 

@@ -9,13 +9,11 @@ from loaderd.memory.ledger import (
     Budget,
     EngineSettings,
     SessionNeed,
-    edge_record,
+    chosen_rows,
     enough_mem,
     make_sizes,
-    rows_of,
     session_need,
 )
-from loaderd.memory.workspace import Sizes
 from loaderd.plans.base import Plan
 from loaderd.plans.chunks import METHOD_OF
 from loaderd.sessions.owners import owner_bytes
@@ -88,12 +86,12 @@ def session_needs(
     owners               bytes of a node's owner
     """
     resolved = plan.resolved
-    served = rows_of(manifest, resolved.edge_features)
+    served = chosen_rows(manifest, resolved)
     seeds = num_ids + 8 * num_times // ITEM_BYTES[manifest.id_dtype]
     return {
         stamp: session_need(
             plan.shape(),
-            sizes_of(manifest, resolved, stamp, owners),
+            make_sizes(manifest, resolved, stamp, owners),
             served,
             seeds,
             8 * num_lookup,
@@ -101,9 +99,3 @@ def session_needs(
         )
         for stamp in (True, False)
     }
-
-
-def sizes_of(manifest: Manifest, resolved: Resolved, stamp: bool, owners: int = 0) -> Sizes:
-    """What the store, and what is asked of it, add to a plan's shape."""
-    trees = resolved.temporal is not None
-    return make_sizes(manifest, edge_record(manifest, resolved), stamp, trees, owners)

@@ -153,8 +153,8 @@ def open_packed(
     Raises Refused: nobody serves this request.  Why a pack that is there is not used, the log says.
     """
     alone = request.world_size > 1 and request.rank != EVERY_RANK  # positions are not its steps
-    beside = request.edge_features or request.edge_weights or request.edge_times
-    if request.plan not in _PLANS or alone or beside or request.home:
+    other = request.edge_features or request.edge_weights or request.edge_times or request.rows
+    if request.plan not in _PLANS or alone or other or request.home:
         return None
     asked = ask(resources, request, frame, HyperbatchPlan.name)
     resolved = asked.plan.resolved

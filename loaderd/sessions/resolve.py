@@ -1,6 +1,7 @@
 """From what a client asked for to resolved semantic parameters and the plan that serves them."""
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 from msgspec import structs
 
@@ -9,14 +10,16 @@ from blockstore.kernels.renumber import NODE_BITS
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import (
     SAMPLER_VERSION,
+    ArrayChoice,
     Attach,
     MacroBatch,
     Resolved,
+    RowChoice,
     SeedEdges,
     Temporal,
 )
 from loaderd.api.requests import check_global_batch
-from loaderd.memory.ledger import finest_rows, has_edge_rows, num_items
+from loaderd.memory.ledger import arrays_of, finest_rows, has_edge_rows, num_items
 from loaderd.plans.base import Part
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.macrobatch import MacrobatchPlan
@@ -134,6 +137,7 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
         edge_features=request.edge_features,
         edge_weights=request.edge_weights,
         edge_times=request.edge_times,
+        rows=resolve_rows(manifest, request),
         labor=request.labor,
         cycle=request.cycle,
     )
@@ -156,6 +160,37 @@ def _check_edge_features(manifest: Manifest, request: Attach) -> None:
             f"edge_features: {items:,} nodes and edges together, expected fewer than 2^32 and than "
             "2^31 blocks' worth of the widest row"
         )
+
+
+def resolve_rows(manifest: Manifest, request: Attach) -> RowChoice | None:
+    """Which row arrays come, type by type.  Raises Refused: there is no such array."""
+    choice = request.rows
+    if choice is None:
+        return None
+    held = {t.name: set(arrays_of(t)) - {"y"} for t in manifest.types}
+    relations = {_relation_name(r): set(r.features) for r in manifest.relations}
+    owners, found = held | relations, list[ArrayChoice]()
+    given = {own.owner: own.names for own in choice.arrays}
+
+    def refuse(what: str) -> NoReturn:
+        named = (f"{name} of {owner}" for owner, own in owners.items() for name in sorted(own))
+        raise Refused(f"features: {what}: the store has {', '.join(named) or 'none'}")
+
+    for owner, names in given.items():
+        if owner not in owners and owner not in ("", "*"):
+            refuse(f"found the type or relation {owner!r}")
+        every = set[str]().union(*(held if owner == "" else relations).values())
+        there = owners.get(owner, every)
+        for name in names:
+            if name not in there:
+                refuse(f"found the array {name!r}" + (f" of {owner!r}" if owner in owners else ""))
+    for owner, own in owners.items():
+        asked = given.get(owner, given.get("" if owner in held else "*"))
+        if asked is not None:
+            found.append(ArrayChoice(owner, tuple(sorted(own & set(asked)))))
+    if choice.label and not any(choice.label in own for own in held.values()):
+        refuse(f"found the array {choice.label!r} as labels")
+    return RowChoice(tuple(found), choice.labels, choice.label)
 
 
 def find_relation(manifest: Manifest, name: str) -> int:

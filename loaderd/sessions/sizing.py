@@ -20,8 +20,9 @@ from loaderd.memory.ledger import (
     EngineSettings,
     ServedRows,
     SessionNeed,
+    chosen_rows,
     enough_mem,
-    rows_of,
+    make_sizes,
 )
 from loaderd.memory.slots import WAIT_S
 from loaderd.memory.workspace import (
@@ -36,7 +37,7 @@ from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.hyperbatch.single import Workspaces
 from loaderd.sessions.base import Allocation, StoreResources
 from loaderd.sessions.build import BatchSpec
-from loaderd.sessions.minimum import check_numbers, least_slots, session_needs, sizes_of
+from loaderd.sessions.minimum import check_numbers, least_slots, session_needs
 from loaderd.sessions.owners import owner_bytes, read_map
 from loaderd.sessions.resolve import asked_part, make_plan, resolve, seed_relation, seed_type
 from loaderd.sessions.seeds import (
@@ -155,7 +156,7 @@ def ask(
         request,
         make_plan(manifest, resolved, asked_part(request), plan),
         *split_frame(request, frame),
-        rows_of(manifest, resolved.edge_features),
+        chosen_rows(manifest, resolved),
         table_items(manifest, seed_relation(manifest, request), request.split, resolved),
         lookup_items(request.split, resolved),
     )
@@ -187,7 +188,7 @@ def choose_need(
         or needs[True].least + more * needs[True].workspace <= available // 4
     )
     manifest, owners = resources.store.manifest, owner_bytes(asked.request)
-    return needs[stamp], sizes_of(manifest, asked.plan.resolved, stamp, owners)
+    return needs[stamp], make_sizes(manifest, asked.plan.resolved, stamp, owners)
 
 
 def fit(resources: StoreResources, asked: Asked) -> tuple[SessionNeed, Sizes, int]:

@@ -14,12 +14,11 @@ from blockstore.store import Store
 from blockstore.units import format_bytes, format_mem
 from loaderd.api.protocol import Attach, Resolved
 from loaderd.api.requests import check_attach
-from loaderd.memory.ledger import EngineSettings, served_rows, slot_bytes
+from loaderd.memory.ledger import EngineSettings, make_sizes, served_rows, slot_bytes
 from loaderd.plans.base import EVERY_RANK
 from loaderd.sampling.hyperbatch.rowcache import TypeRows, rows_by_type
 from loaderd.sampling.packed.format import array_dtypes, make_record, num_pages, place_pages
 from loaderd.sampling.records import record_dtype
-from loaderd.sessions.minimum import sizes_of
 from loaderd.sessions.offline import OfflineSampler
 from loaderd.sessions.sizing import resolve_sampled
 from preprocess.errors import BadInput
@@ -89,7 +88,7 @@ class PackJob:
     def dtypes(self) -> dict[str, str]:
         """Of the arrays of a batch's structure."""
         manifest = self.store.manifest
-        sizes = sizes_of(manifest, self.resolved, False)
+        sizes = make_sizes(manifest, self.resolved, False)
         return array_dtypes(manifest.id_dtype, record_dtype(sizes.record).name)
 
     @classmethod

@@ -224,7 +224,11 @@ class RowCache:
                 geometry = row_geometry(files.served[i].array, files.block_bytes)
                 num_slots = -(-share.rows // (files.slot_bytes // width))
                 own = np.fromiter((next(slots) for _ in range(num_slots)), np.int64, num_slots)
-                arrays.append(_Array(files.first_file + i, row_layout(geometry, width), own))
+                arrays.append(
+                    _Array(
+                        files.first_file + files.served[i].number, row_layout(geometry, width), own
+                    )
+                )
             missing, served = share.stay.tolist(), list(t.served)
             self.types.append(
                 _Type(t.first, t.num_nodes, missing, arrays, served, table, bits, listed)

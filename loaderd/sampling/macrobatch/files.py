@@ -103,7 +103,7 @@ class MacroFiles:
         return int(bounds[i]), int(bounds[i + 1])
 
     def pages(self, a: int, first_node: int, node_type: int, part: int) -> Pages:
-        """Pages of served array `a` that hold a part's rows."""
+        """Pages of the array of number `a` that hold a part's rows."""
         low, high = self.nodes_of(node_type, part)
         if part < self.num_partitions:
             return row_pages(self.rows[a], low - first_node, high - first_node)
@@ -231,8 +231,8 @@ def bound(
             block += _largest(count[:k], size) * halos + int(count[k]) * hubs
         edges.append(edge)
         blocks.append(block)
-    for a, rows in enumerate(served):
-        t = files.type_of[rows.node_type.name]
+    for rows in served:
+        a, t = rows.number, files.type_of[rows.node_type.name]
         for parts in groups if files.copied_rows[a] is not None else groups[:1]:
             each = np.array([files.pages(a, rows.node_type.first, t, int(p)).total for p in parts])
             pages += _largest(each, size)
@@ -242,9 +242,9 @@ def bound(
 def bound_hubs(files: MacroFiles, served: Sequence[ServedRows]) -> HubBounds:
     part = 2 * files.num_partitions
     pages = sum(
-        files.pages(a, 0, files.type_of[rows.node_type.name], part).total
-        for a, rows in enumerate(served)
-        if files.copied_rows[a] is not None
+        files.pages(rows.number, 0, files.type_of[rows.node_type.name], part).total
+        for rows in served
+        if files.copied_rows[rows.number] is not None
     )
     copied = [c for c in files.copied_columns if c is not None]
     return HubBounds(pages, sum(int(c.high[-1] - c.low[-1]) for c in copied))

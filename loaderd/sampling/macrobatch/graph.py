@@ -183,13 +183,14 @@ class MacroShared:
 
     def pages(self, a: int, part: int) -> Pages:
         none = np.empty(0, np.int64)
-        if part >= self.files.num_partitions and self.files.copied_rows[a] is None:
+        number = self.served[a].number
+        if part >= self.files.num_partitions and self.files.copied_rows[number] is None:
             return Pages(0, none, none)
-        return self.files.pages(a, self.served[a].node_type.first, self.types[a], part)
+        return self.files.pages(number, self.served[a].node_type.first, self.types[a], part)
 
     def rows(self, a: int, part: int) -> RowBlocks:
-        own = part < self.files.num_partitions
-        rows = self.files.rows[a] if own else self.files.copied_rows[a]
+        own, number = part < self.files.num_partitions, self.served[a].number
+        rows = self.files.rows[number] if own else self.files.copied_rows[number]
         assert rows is not None
         return rows
 

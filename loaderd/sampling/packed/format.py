@@ -83,7 +83,11 @@ def packs_folder(store: Path) -> Path:
     return store.with_name(f"{store.name}.packs")
 
 
-_NOT_PACKED = ("edge_weights", "edge_times")  # nobody who asks for these is served from a pack
+_NOT_PACKED = (
+    "edge_weights",
+    "edge_times",
+    "rows",
+)  # nobody who asks for these is served from a pack
 
 
 def pack_path(store: Path, resolved: Resolved, world_size: int) -> Path:

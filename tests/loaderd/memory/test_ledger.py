@@ -7,18 +7,19 @@ from hypothesis import strategies as st
 from blockstore.format import NodeType, RowArray
 from blockstore.kernels.records import EdgeRecord
 from loaderd.memory.ledger import ServedRows, session_need
-from loaderd.memory.workspace import Sizes, workspace_bytes
+from loaderd.memory.workspace import RowName, Sizes, workspace_bytes
 from loaderd.plans.base import Shape
 
 SLOT = 4096
 IDS = RowArray("ids", "uint32", 1000)
 NODE = NodeType(name="node", first=0, num_nodes=1000, original_id=IDS, store_id=IDS)
-SIZES = Sizes(1000, "uint32", EdgeRecord(), 2, 50, 50, False)
+NAMES = RowName(0, "x"), RowName(1, "y")
+SIZES = Sizes(1000, "uint32", EdgeRecord(), NAMES, 50, 50, False)
 
 
 def rows(*widths: int) -> list[ServedRows]:
     return [
-        ServedRows(str(i), NODE, RowArray(str(i), "uint8", 1000, (width,)))
+        ServedRows(str(i), NODE, RowArray(str(i), "uint8", 1000, (width,)), i)
         for i, width in enumerate(widths)
     ]
 

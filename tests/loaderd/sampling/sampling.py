@@ -14,7 +14,7 @@ from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
 from blockstore.store import Store, open_store
 from loaderd.api.protocol import Temporal
-from loaderd.memory.ledger import edge_record, make_sizes
+from loaderd.memory.ledger import make_sizes
 from loaderd.memory.reservation import Reservation
 from loaderd.memory.residency import Residency
 from loaderd.memory.workspace import Carver, Workspace, carve_workspace, clear_workspace
@@ -98,9 +98,7 @@ class Parts(NamedTuple):
         return timed_roots(self.plan, unit, self.made.seeds, self.made.seed_times, index)
 
     def workspace(self) -> Workspace:
-        trees = self.plan.resolved.temporal is not None
-        record = edge_record(self.made.store.manifest, self.plan.resolved)
-        sizes = make_sizes(self.made.store.manifest, record, True, trees)
+        sizes = make_sizes(self.made.store.manifest, self.plan.resolved, True)
         counted = Carver(None)
         carve_workspace(counted, self.plan.shape(), sizes)
         work = carve_workspace(Carver(np.zeros(counted.used, np.uint8)), self.plan.shape(), sizes)

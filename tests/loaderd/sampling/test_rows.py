@@ -16,12 +16,16 @@ from blockstore.kernels.rows import ABSENT, NO_ROW
 from blockstore.pool import BlockPool
 from loaderd.memory.ledger import ServedRows
 from loaderd.memory.residency import Residency
+from loaderd.memory.workspace import RowName
 from loaderd.sampling.rows import RowAssembler, ServedFiles
 
 BLOCK, SLOT, FIRST, NODES, WIDTHS = 4096, 4096, 10, 60, (1500, 700, 24)
 IDS = RowArray("ids", "uint32", NODES)
 NODE = NodeType("node", FIRST, NODES, IDS, IDS)
-SERVED = [ServedRows(str(w), NODE, RowArray(str(w), "uint8", NODES, (w,))) for w in WIDTHS]
+SERVED = [
+    ServedRows(str(w), NODE, RowArray(str(w), "uint8", NODES, (w,)), i)
+    for i, w in enumerate(WIDTHS)
+]
 GEOMETRY = [row_geometry(s.array, BLOCK) for s in SERVED]
 TOP = FIRST + NODES + 10  # store ids of all types
 
@@ -69,6 +73,7 @@ class Parts:
         most = max(TOP // finest + 1, *(g.num_blocks for g in GEOMETRY))
         self.work: Any = SimpleNamespace(
             items=np.zeros(TOP, np.uint32), marks=np.zeros(most, np.uint8),
+            rows=[RowName(s.number, s.name) for s in SERVED],
             addresses=[np.zeros(TOP, np.uint64) for _ in SERVED], blocks=np.zeros(TOP, np.int32),
             block_starts=np.zeros(most + 1, np.int64), order=np.zeros(TOP, np.uint32),
             transit=np.full(most, -1, np.int32),

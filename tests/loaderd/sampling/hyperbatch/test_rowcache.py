@@ -29,7 +29,10 @@ from loaderd.sampling.rows import ServedFiles
 SLOT, BLOCK, NODES, WIDTHS = 4096, 4096, 120, (1500, 24)
 IDS = RowArray("ids", "uint32", NODES)
 NODE = NodeType("node", 10, NODES, IDS, IDS)
-SERVED = [ServedRows(str(w), NODE, RowArray(str(w), "uint8", NODES, (w,))) for w in WIDTHS]
+SERVED = [
+    ServedRows(str(w), NODE, RowArray(str(w), "uint8", NODES, (w,)), i)
+    for i, w in enumerate(WIDTHS)
+]
 
 
 def row(node: int, width: int) -> bytes:

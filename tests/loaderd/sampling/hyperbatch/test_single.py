@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from blockstore.kernels.records import EdgeRecord
-from loaderd.memory.workspace import Carver, Sizes, Workspace, WorkspaceFull, carve_workspace
+from loaderd.memory.workspace import (
+    Carver,
+    RowName,
+    Sizes,
+    Workspace,
+    WorkspaceFull,
+    carve_workspace,
+)
 from loaderd.plans.base import Shape, Unit
 from loaderd.sampling.hyperbatch.session import StructureArea
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces
@@ -19,7 +26,7 @@ STRUCTURE = Structure((2, 3), ((4,),), 5, 4, (2,), 2)
 
 
 def make_work(nodes: int, small: bool = False, trees: bool = False) -> Workspace:
-    sizes = Sizes(50, "uint32", EdgeRecord(ids=1), 1, 9, 9, False, trees=trees)
+    sizes = Sizes(50, "uint32", EdgeRecord(ids=1), (RowName(0, "x"),), 9, 9, False, trees=trees)
     shape = Shape(2, (2,), ((9,),), nodes, 3)
     counted = Carver(None)
     carve_workspace(counted, shape, sizes)
