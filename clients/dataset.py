@@ -17,11 +17,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from clients.connection.backoff import Backoff
 from clients.connection.buffers import BufferPool, Memory
+from clients.connection.place import find_endpoint
 from clients.connection.position import Position, check_resolved, dump_state, parse_state
 from clients.connection.remote import open_session
 from clients.connection.request import checked_epoch, checked_request
-from clients.connection.served import endpoint_of
 from clients.connection.session import Halted, Session, StepsLeftOut
+from clients.describing import Describing
 from clients.sharding import refuse_second_batching, refuse_second_sharding
 from loaderd.api.errors import NoDaemon, SessionLost, ShuttingDown
 from loaderd.api.protocol import Attach, Attached, Resolved
@@ -92,10 +93,12 @@ class Connection(NamedTuple):
     close: "weakref.finalize[Any, Any]"
 
 
-class SteppedDataset(IterableDataset[B_co]):
+class SteppedDataset(Describing, IterableDataset[B_co]):
     """Batches from a daemon, in an order fixed by (seed, epoch).
 
-    Connects when first iterated (or asked for its length), in the process that does so.  Give it to
+    Connects when first iterated (or asked for its length, or what its store has: `num_nodes`,
+    `splits`, ...), in the process that does so; an endpoint at which no daemon is on this host is
+    refused when the dataset is made.  Give it to
     `DataLoader(dataset, batch_size=None, num_workers=k)`, or iterate it as it is: no workers are
     needed.  Worker w of k serves steps w, w + k, ..., so the order is the same for every k.
 
@@ -116,9 +119,12 @@ class SteppedDataset(IterableDataset[B_co]):
         ids: NDArray[np.int64] | None = None,
         reconnect_s: float = RECONNECT_S,
     ) -> None:
-        """`ids`: of the seeds, where the request names no split."""
+        """`ids`: of the seeds, where the request names no split.
+
+        Raises Refused, NoDaemon: the endpoint names no daemon, or none is there.
+        """
         super().__init__()
-        self.endpoint, self._daemon = endpoint_of(endpoint)
+        self.endpoint, self._daemon = find_endpoint(endpoint)
         self.reconnect_s = reconnect_s
         self._request, self._ids = checked_request(request), ids
         self._position = Position()

@@ -17,7 +17,7 @@ from preprocess.partition.influence import InfluenceOptions  # noqa: E402
 from preprocess.partition.partition import PartitionOptions  # noqa: E402
 from preprocess.sources.layouts import open_source  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
-from tests.golden_cases import NODES, write_hetero, write_plain  # noqa: E402
+from tests.golden_cases import EDGES, NODES, write_hetero, write_plain  # noqa: E402
 from tests.preprocess.quiet import QUIET  # noqa: E402
 
 OPTIONS = IngestOptions(
@@ -154,3 +154,19 @@ def test_unknown_arrays_are_refused_in_one_line(served, options, words):
     with pytest.raises(Refused, match=words) as raised:
         epoch_of(NeighborDataset, served.plain, **options)
     assert "\n" not in str(raised.value)
+
+
+def test_datasets_tell_what_the_store_has(served):
+    plain = NeighborDataset(served.plain, **ASKED)
+    assert (plain.num_nodes, plain.num_edges, plain.num_features) == (NODES, EDGES, 12)
+    assert plain.features == {"x": (12,), "year": (), "y": ()}
+    assert plain.splits == {"train": 900, "valid": 300, "test": 300}
+    plain.close()
+    hetero = HeteroDataset(served.hetero, input_type="paper", **ASKED)
+    assert hetero.num_nodes == {"author": 900, "paper": 1500, "term": 200}
+    assert hetero.num_features == {"author": 6, "paper": 6, "term": 6}
+    assert hetero.splits["paper"] == {"train": 500, "test": 300}
+    assert hetero.node_types == ("author", "paper", "term")
+    assert hetero.num_edges["author", "writes", "paper"] == 4000
+    assert set(hetero.edge_types) == set(hetero.num_edges)
+    hetero.close()

@@ -204,9 +204,11 @@ def test_other_input_nodes_are_refused(nodes):
         seed_ids(nodes)
 
 
-def test_nothing_is_connected_before_it_must_be():
-    data = NeighborDataset("ipc:///nowhere")
+def test_nothing_is_connected_before_it_must_be(tmp_path):
+    (tmp_path / "gone.sock.door").touch()  # of a daemon that was killed
+    data = NeighborDataset(f"ipc://{tmp_path}/gone.sock")
     data.set_epoch(3)
+    assert repr(data).endswith("/gone.sock', num_neighbors=(15, 10, 5), batch_size=1000)")
     pickle.dumps(data)
     with pytest.raises(NoDaemon, match="no daemon listens there"):
         iter(data)

@@ -10,12 +10,12 @@ from clients.connection.position import Position, StateMismatch, dump_state, par
 from clients.connection.session import Session  # noqa: E402
 from clients.link import LinkDataset  # noqa: E402
 from clients.torch import NeighborDataset  # noqa: E402
-from loaderd.api.errors import BadMessage, Refused  # noqa: E402
+from loaderd.api.errors import BadMessage, DaemonError, Refused  # noqa: E402
 from loaderd.api.protocol import Attach  # noqa: E402
 from tests.clients.connection.test_position import RESOLVED  # noqa: E402
 from tests.clients.fake import fake_daemon  # noqa: E402
 
-NOWHERE = "ipc:///nowhere/at.all"
+NOWHERE = "ipc:///nowhere/at.all"  # fields are looked at before the endpoint is
 PAPERS = ("paper", "cites", "paper")
 
 
@@ -48,6 +48,28 @@ def test_a_value_of_another_kind_is_refused_where_it_is_given(asked, said):
         NeighborDataset(NOWHERE, **asked)
 
 
+@pytest.fixture
+def gone(tmp_path):
+    """The endpoint of a daemon that was killed."""
+    (tmp_path / "daemon.sock.door").touch()
+    return f"ipc://{tmp_path}/daemon.sock"
+
+
+def test_what_is_no_endpoint_says_what_to_do(tmp_path):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "file").touch()
+    for endpoint, words in (
+        (str(tmp_path / "store"), "found a folder, expected an endpoint: run `loaderd serve"),
+        (str(tmp_path / "file"), "found a file, expected an endpoint: run `loaderd serve"),
+        (str(tmp_path / "none"), "expected ipc:///path/of/the/socket"),
+        ("tcp://host", "expected tcp://HOST:PORT"),
+        (f"ipc://{tmp_path}/none", "no daemon listens there; start one with: loaderd serve STORE"),
+    ):
+        with pytest.raises(DaemonError, match=words) as raised:
+            NeighborDataset(endpoint)
+        assert "\n" not in str(raised.value)
+
+
 def test_endpoints_are_texts():
     with pytest.raises(Refused, match="endpoint: found 5, expected a text, ipc:///"):
         NeighborDataset(5)
@@ -74,8 +96,8 @@ def test_integers_of_numpy_are_integers(tmp_path):
 
 
 @pytest.mark.parametrize("epoch", [-1, "a", None, 1.0, 2**63])
-def test_epochs_count_from_nothing(epoch):
-    data = NeighborDataset(NOWHERE)
+def test_epochs_count_from_nothing(epoch, gone):
+    data = NeighborDataset(gone)
     with pytest.raises(Refused, match=r"epoch: found .*, expected an integer from 0"):
         data.set_epoch(epoch)
 
@@ -103,10 +125,10 @@ def test_places_that_cannot_be_are_no_state(spoil):
         parse_state(dump_state(RESOLVED, Position()) | spoil)
 
 
-def test_options_of_the_loader_replaced():
+def test_options_of_the_loader_replaced(gone):
     """Those that ask for what is done anyway are taken, others are named."""
     pyg = pytest.importorskip("clients.pyg")
-    pyg.NeighborLoader(NOWHERE, [4], disjoint=False, subgraph_type="directional", num_workers=2)
+    pyg.NeighborLoader(gone, [4], disjoint=False, subgraph_type="directional", num_workers=2)
     for options in ({"disjoint": True}, {"drop_last": True}, {"no_such": 1}):
         with pytest.raises(TypeError, match=r"NeighborLoader: found .*, expected .*; leave it out"):
-            pyg.NeighborLoader(NOWHERE, [4], **options)
+            pyg.NeighborLoader(gone, [4], **options)
