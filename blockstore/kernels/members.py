@@ -33,7 +33,8 @@ from blockstore.kernels.ranked import draw_rule, put_picks, rank_edges, sort_fir
 from blockstore.kernels.records import EdgeRecord, RecordPlaces
 from blockstore.kernels.rows import NO_ROW
 
-_ONE, _ALL, _LOW = np.uint64(1), np.uint64(2**64 - 1), np.int64(0xFFFFFFFF)
+_ONE, _ALL = np.uint64(1), np.uint64(2**64 - 1)
+_NO_ITEMS = np.empty(0, np.int64)
 
 
 class Members(NamedTuple):
@@ -54,7 +55,7 @@ class MemberColumns(NamedTuple):
     sources: NDArray[Any]  # id_dtype; SPARE_BYTES more than edges take
     beside: NDArray[np.uint32]  # section by section, each with room for as many edges
     weights: NDArray[np.float32]  # the same memory
-    own: EdgeRecord  # words of an edge in each section
+    own: EdgeRecord  # words of an edge in each section; no items
     capacity: int  # edges that there is room for
     fragments: NDArray[np.int64]  # (blocks, 3) of each block: rank of the column that it carries
     #   edges of, where they begin and how many; rank -1: it carries none that are wanted
@@ -67,8 +68,6 @@ class WantedMembers(NamedTuple):
     high: int
     nodes: NDArray[Any]  # id_dtype: store id of each; size 0: columns are store ids
     take: NDArray[np.uint8]  # 0: not this one; size 0: all
-    items: NDArray[np.int64]  # of columns that are copies: added to the place of an edge among the
-    #   copies it makes the item of the edge that was copied; size 0: nothing is added
 
 
 def words_size(num_nodes: int) -> int:
@@ -126,11 +125,7 @@ def _places_from(columns, edge):
     own, capacity = columns.own, np.int64(columns.capacity)
     weights = own.ids * capacity
     times = weights + own.weights * capacity
-    items = times + own.times * capacity
-    return RecordPlaces(
-        edge * own.ids, weights + edge * own.weights, times + edge * own.times,
-        items + edge * own.items,
-    )  # fmt: skip
+    return RecordPlaces(edge * own.ids, weights + edge * own.weights, times + edge * own.times, 0)
 
 
 @inner
@@ -140,32 +135,27 @@ def _move(words, first, out, to, count):
 
 
 @inner
-def _keep_beside(block, places, more, columns, k, end):
-    """What lies beside edge k of a block, as edge `end` of those kept; `more`: to its item."""
+def _keep_beside(block, places, columns, k, end):
+    """What lies beside edge k of a block, as edge `end` of those kept."""
     own, out, to = columns.own, columns.beside, _places_from(columns, end)
     _move(block, places.ids + k * own.ids, out, to.ids, own.ids)
     _move(block, places.weights + k * own.weights, out, to.weights, own.weights)
     _move(block, places.times + k * own.times, out, to.times, own.times)
-    if own.items:
-        item = places.items + more + k
-        out[to.items] = np.uint32(item & _LOW)
-        if own.items == 2:
-            out[to.items + 1] = np.uint32(item >> 32)
 
 
 @leaf
-def filter_block(view, first_node, first_item, wanted, members, columns, to, row):
+def filter_block(view, first_node, wanted, members, columns, to, row):
     """Wanted columns of a graph block without sources that are no members, from `to` on.
 
     view        BlockView of the block alone, in slot 0
     first_node  int    the first column that starts in the block
-    first_item  int64 (1,)   item of its first edge, of copies the edge's place among them
     row         int    of the block, in the fragments
 
     All edges of the block have room.  Returns where the next column would begin.
     """
     block, ids, words, sources = view.words, view.sources, members.words, columns.sources
     begin, beside = 8 * edges_start(np.int64(block[NUM_NODES])), columns.beside.size > 0
+    places = record_places(view, 0, np.int64(0), _NO_ITEMS)
     for column in range(first_node - 1, first_node + np.int64(block[NUM_NODES])):
         if column < wanted.low or column >= wanted.high:
             continue
@@ -179,14 +169,12 @@ def filter_block(view, first_node, first_item, wanted, members, columns, to, row
             count = np.int64(block[offset + 1]) - skip
         node = np.int64(wanted.nodes[column - wanted.low]) if wanted.nodes.size else column
         rank, end = rank_of(words, node) - members.base, to
-        places = record_places(view, 0, np.int64(0), first_item)
-        more = wanted.items[column - wanted.low] if wanted.items.size else np.int64(0)
         # the loop is here: a call for each column, with all these arrays, takes as long as it does
         for k in range(skip, skip + count):
             source = id_at(ids, begin + k * ids.bits)
             sources[end] = source
             if beside:
-                _keep_beside(block, places, more, columns, k, end)
+                _keep_beside(block, places, columns, k, end)
             end += np.int64(_is_member(words, source))
         if column >= first_node:
             columns.starts[rank], columns.degrees[rank] = to, end - to
@@ -213,7 +201,6 @@ def join_fragments(columns):
             _move(words, first.ids, words, to.ids, count * own.ids)
             _move(words, first.weights, words, to.weights, count * own.weights)
             _move(words, first.times, words, to.times, count * own.times)
-            _move(words, first.items, words, to.items, count * own.items)
         columns.degrees[rank] += count
 
 

@@ -16,7 +16,7 @@ class EdgeRecord(NamedTuple):
     """Words of an edge in each section, in this order; 0: it has none there.
 
     The sections lie one after the other in a record, each by itself in a block, and in what is
-    kept of members' columns.
+    kept of members' columns.  Items lie in records alone.
     """
 
     ids: int = 0  # 1, or 2 of 64 bits
@@ -51,16 +51,14 @@ def put_record(words, own, places, position, wanted, out, row):
     """The record of an edge of a column, to out[row].
 
     words     uint32: where the sections lie
-    own       EdgeRecord: of an edge there; of items, if there are none, `places` has the first
+    own       EdgeRecord: of an edge there; items follow from that of the first
     places    RecordPlaces
     position  of the edge in the column, or in the part of it that lies here
     """
     at = _copy(words, own.ids, places.ids, position, wanted.ids, out, row, np.int64(0))
     at = _copy(words, own.weights, places.weights, position, wanted.weights, out, row, at)
     at = _copy(words, own.times, places.times, position, wanted.times, out, row, at)
-    if own.items:
-        _copy(words, own.items, places.items, position, wanted.items, out, row, at)
-    elif wanted.items:
+    if wanted.items:
         item = np.int64(places.items) + np.int64(position)
         out[row, at] = np.uint32(item & _LOW)
         if wanted.items == 2:
@@ -90,5 +88,3 @@ def ask_for_records(words, own, places, wanted, degree, positions, at, found, wh
         _ask(words, own.weights, places.weights, degree, positions, at, found, whole)
     if wanted.times and own.times:
         _ask(words, own.times, places.times, degree, positions, at, found, whole)
-    if wanted.items and own.items:
-        _ask(words, own.items, places.items, degree, positions, at, found, whole)

@@ -21,6 +21,7 @@ from tests.stores import write_store  # noqa: E402
 
 Later("torch_geometric")
 pyg = Later("clients.pyg")
+gnn = Later("torch_geometric.nn")
 
 NODES = 400
 OFFSETS = (0, 60, 61, 150, 230, 230, 310, 400)
@@ -86,6 +87,30 @@ def check(graph: Any, batch: Any) -> int:
 def test_weights_and_times_are_those_of_the_source(graph, served, plan, case):
     options = {"plan": plan, "return_e_id": True, **BOTH, **CASES[case]}
     assert sum(check(graph, batch) for batch in epoch_of(NeighborDataset, served, **options)) > 1000
+
+
+@pytest.mark.parametrize("plan", ["minibatch", "hyperbatch"])
+def test_a_weighted_gcn_gives_what_it_gives_on_the_whole_graph(graph, served, plan):
+    """Two layers in float64: of all neighbors the seeds' rows are those of all nodes at once."""
+    torch.manual_seed(0)
+    layers = [gnn.GCNConv(2, 8, normalize=False), gnn.GCNConv(8, 3, normalize=False)]
+    first, second = (layer.double() for layer in layers)
+    csc = graph.csc
+    x = torch.tensor(np.outer(np.arange(NODES), [1, 2]), dtype=torch.float64) / NODES
+    targets = np.repeat(np.arange(NODES), np.diff(csc.indptr))
+    edge_index = torch.tensor(np.stack([csc.indices.astype(np.int64), targets]))
+    weights = torch.from_numpy(graph.weights).double()
+    whole = second(first(x, edge_index, weights).relu(), edge_index, weights)
+    asked = {"num_neighbors": (-1, -1), "frontier": "layer", "plan": plan, "edge_weights": True}
+    for batch in epoch_of(NeighborDataset, served, **asked):
+        last = batch.num_sampled_edges[0]
+        edges, own = batch.edge_index[:, last:], batch.edge_weight[last:].double()
+        hidden = first(batch.x.double() / NODES, edges, own).relu()
+        edges, own = batch.edge_index[:, :last], batch.edge_weight[:last].double()
+        found = second(hidden, edges, own)[: batch.batch_size]
+        torch.testing.assert_close(
+            found, whole[batch.n_id[: batch.batch_size]], rtol=1e-6, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("plan", ["minibatch", "hyperbatch", "macrobatch"])

@@ -58,7 +58,7 @@ def held_record(relation: Relation, wanted: EdgeRecord) -> EdgeRecord:
     ids = ITEM_BYTES[relation.edge_id_dtype] // 4 if relation.edge_id_dtype else 0
     return EdgeRecord(
         ids * (wanted.ids > 0), wanted.weights * relation.has_weights,
-        wanted.times * relation.has_times, wanted.items,
+        wanted.times * relation.has_times,
     )  # fmt: skip
 
 
@@ -268,7 +268,7 @@ class MacroGraph:
                 take = self._arrays.take[t][used : used + high - low]
                 nodes = shared.copy_ids[t][low:high]
                 kernels.take_new(words, nodes, take)
-                wanted = WantedMembers(low, high, nodes, take, NO_ITEMS)
+                wanted = WantedMembers(low, high, nodes, take)
                 copies.append(_Copies(part, t, wanted))
                 used += high - low
         self.num_members = int(kernels.count_members(words))
@@ -292,7 +292,7 @@ class MacroGraph:
                 low, high = files.nodes_of(t, part)
                 one = np.array([low], self._none.dtype)
                 first = served.node_type.first
-                wanted = WantedMembers(low - first, high - first, one, _NO_FLAGS, NO_ITEMS)
+                wanted = WantedMembers(low - first, high - first, one, _NO_FLAGS)
                 own = _Copies(part, t, wanted)
                 self._address(a, own, True, pages, places)
             for copy in copies:
@@ -331,7 +331,7 @@ class MacroGraph:
         columns.fragments[:] = -1
         columns.degrees[:] = 0
         own = [
-            (WantedMembers(*files.nodes_of(t, p), self._none, _NO_FLAGS, NO_ITEMS), p)
+            (WantedMembers(*files.nodes_of(t, p), self._none, _NO_FLAGS), p)
             for p in partitions.tolist()
         ]
         at = self._read(r, files.columns[r], own, _Used(0, 0), readings)
@@ -417,7 +417,7 @@ class MacroGraph:
         for want, row in wanted:
             if columns.low[row] <= block < columns.high[row]:
                 to = kernels.filter_block(
-                    view, first_node, NO_ITEMS, want, members, out, to, places.first_row + i
+                    view, first_node, want, members, out, to, places.first_row + i
                 )
 
     def sample(self, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:

@@ -20,7 +20,7 @@ from tests.reference import pick_positions, rank_sources, weigh_edges
 
 COUNT = 300
 LAYOUT = EdgeLayout("uint32", 27, 0, 4, 4, 8)
-OWN, IDS = EdgeRecord(1, 1, 2, 2), EdgeRecord(ids=1)
+OWN, IDS = EdgeRecord(1, 1, 2), EdgeRecord(ids=1)
 KEY = 12345
 
 
@@ -86,16 +86,11 @@ def filtered(graph: Csc, members: set[int], low: int, high: int, weights: np.nda
         np.empty(size + SPARE_BYTES // 4, np.uint32), beside, beside.view(np.float32), OWN, size,
         np.full((len(blocks), 3), -1, np.int64),
     )  # fmt: skip
-    # items are 1,000 more than the places of the edges, and 7 more for each column
-    shifts = 7 * np.arange(low, high, dtype=np.int64)
-    wanted = kernels.WantedMembers(low, high, np.empty(0, np.uint32), np.empty(0, np.uint8), shifts)
+    wanted = kernels.WantedMembers(low, high, np.empty(0, np.uint32), np.empty(0, np.uint8))
     slot, table, to = np.zeros(1, np.int32), np.empty(0, np.uint64), 0
     for i, block in enumerate(blocks):
         view = view_blocks(block, LAYOUT, slot, table, block.size, 0)
-        first_item = np.array([1000 + to])
-        end = kernels.filter_block(
-            view, int(first_node[i]), first_item, wanted, inside, columns, to, i
-        )
+        end = kernels.filter_block(view, int(first_node[i]), wanted, inside, columns, to, i)
         assert end <= to + unpack_block(block, "block").header.num_edges
         to += unpack_block(block, "block").header.num_edges
     kernels.join_fragments(columns)
@@ -115,7 +110,7 @@ def test_filtered_columns_keep_members_in_order(found):
     weights = np.random.default_rng(0).random(graph.indices.size).astype(np.float32)
     columns, _ = filtered(graph, members, low, high, weights)
     size = graph.indices.size
-    times, items = 2 * size, 4 * size  # where these sections begin
+    times = 2 * size  # where that section begins
     for rank, node in enumerate(sorted(members)):
         if low <= node < high:
             edges = expected(graph, members, node)
@@ -124,10 +119,8 @@ def test_filtered_columns_keep_members_in_order(found):
             assert columns.beside[:size][here].tolist() == edges
             assert columns.sources[here].tolist() == graph.indices[edges].tolist()
             assert columns.weights[size:times][here].tolist() == weights[edges].tolist()
-            found = columns.beside[times:items].view(np.int64)[here]
+            found = columns.beside[times:].view(np.int64)[here]
             assert found.tolist() == graph.times[edges].tolist()
-            found = columns.beside[items:].view(np.uint64)[here]
-            assert found.tolist() == [1000 + 7 * node + e for e in edges]
 
 
 @given(subgraphs(), st.integers(-1, 80), st.booleans())
@@ -207,7 +200,7 @@ def test_rows_of_a_group_are_addressed_across_blocks_and_shards():
     nodes = np.array([40], np.uint32)
     places = np.array([10_000, 50_000], np.int64)
     # blocks of 3 rows of 100 bytes in slots of 512, two a shard; rows 4 to 11 are nodes 40 to 47
-    wanted = kernels.WantedMembers(4, 12, nodes, np.empty(0, np.uint8), NO_ITEMS)
+    wanted = kernels.WantedMembers(4, 12, nodes, np.empty(0, np.uint8))
     layout = RowLayout(3, 100, 512, 2)
     inside = kernels.Members(words, 0, COUNT, 0)
     kernels.address_group(wanted, True, inside, layout, 0, places, out)
