@@ -97,7 +97,6 @@ def test_batches_are_the_references(graph, served, case):
     [
         ({"frontier": "all"}, "frontier 'all': expected new or layer"),
         ({"replace": True, "num_neighbors": (-1,)}, "fanout -1"),
-        ({"replace": True, "weighted": True}, "expected no weighted=True"),
         ({"sampler": "labor", "replace": True}, "found replace=True, .* leave it out"),
         ({"sampler": "labor", "weighted": True}, "found weighted=True, .* leave it out"),
         (
