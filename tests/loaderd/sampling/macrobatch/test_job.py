@@ -125,6 +125,21 @@ def least_mem(store):
     return found
 
 
+def test_the_next_epoch_is_read_before_it_begins(store, least_mem):
+    """In memory for one macro-batch, as soon as the last one is given back."""
+    serving = Serving(store, least_mem(1, 1))
+    trainer = attach(serving, 0, 1)
+    assert num_memories(serving) == 1
+    trainer.start()
+    epoch_of(trainer, range(steps_of(serving, trainer)))
+    end = time.monotonic() + WAIT_S
+    while serving.exchange.status()[2]["macro_loaded"] < PARTS + 1:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    trainer.detach()
+    serving.close()
+
+
 @pytest.mark.usefixtures("nobody_falls_behind")
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_ranks_read_as_much_as_one(store, alone, world):
