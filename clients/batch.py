@@ -18,8 +18,9 @@ from blockstore.kernels.rows import expand_counts, gather_rows, scatter_rows
 from blockstore.kernels.typed import order_by_type, place_edges, type_new_nodes
 from clients.connection.buffers import Memory
 from clients.connection.session import Session
+from loaderd.api.contents import RowArraySpec
 from loaderd.api.errors import BadMessage
-from loaderd.api.protocol import BatchReady, Blob, BlobArray, RowArraySpec, RowGroup
+from loaderd.api.protocol import BatchReady, Blob, BlobArray, RowGroup
 
 SPLIT_BYTES = 4 << 20  # rows of fewer bytes are gathered on the calling thread alone
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from blockstore.store import FileRange
-from loaderd.api.protocol import RowArraySpec
+from loaderd.api.contents import RowArraySpec
 
 SMALL_BYTES = 256 << 10  # below, numpy's own allocator is as fast, and nothing is held alive
 HUGE_PAGE_BYTES = 2 << 20

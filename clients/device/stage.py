@@ -22,8 +22,8 @@ from clients.device.devices import BY_HOST, Device, Mark
 from clients.device.hotrows import Frequencies, HotRows
 from clients.device.slab import Slab
 from clients.records import TensorRecord
+from loaderd.api.contents import RowArraySpec
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import RowArraySpec
 
 NUM_SLABS = 2  # one is filled while the other is copied
 DIRECT_BYTES = 64  # of a row: narrower ones are gathered on the host

@@ -11,7 +11,8 @@ from blockstore.kernels.hoprows import gather_hops
 from clients.batch import ArenaReader, numpy_dtype
 from clients.connection.buffers import Memory
 from clients.connection.session import Session
-from loaderd.api.protocol import Blob, ChunkReady, RowArraySpec
+from loaderd.api.contents import RowArraySpec
+from loaderd.api.protocol import Blob, ChunkReady
 
 LABEL, NODES = "y", "n_id"  # arrays that are not hops
 _ALIGN = 64

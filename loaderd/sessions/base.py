@@ -17,6 +17,7 @@ from blockstore.io.elsewhere import RemoteRows
 from blockstore.io.reader import BlockReader
 from blockstore.io.threads import ReadThreads
 from blockstore.store import Store
+from loaderd.api.contents import RelationInfo, RowArraySpec, TypeInfo
 from loaderd.api.protocol import (
     Attach,
     Attached,
@@ -24,13 +25,10 @@ from loaderd.api.protocol import (
     ChunkReady,
     ErrorReply,
     LedgerEntry,
-    RelationInfo,
     Release,
     Resolved,
-    RowArraySpec,
     RowGroup,
     Skipped,
-    TypeInfo,
 )
 from loaderd.memory.guarded import Guarded, Lock
 from loaderd.memory.ledger import Budget, EngineSettings, arrays_of

@@ -10,7 +10,8 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from loaderd.api.protocol import Attach, Attached, PartitionSeeds
+from loaderd.api.contents import PartitionSeeds
+from loaderd.api.protocol import Attach, Attached
 from loaderd.memory.ledger import ServedRows
 from loaderd.plans.macrobatch import SeedGroups
 from loaderd.plans.partitions import PartitionPlan

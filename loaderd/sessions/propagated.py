@@ -14,15 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore import concurrency
+from loaderd.api.contents import RowArraySpec
 from loaderd.api.errors import Refused, SessionLost, Shortage
-from loaderd.api.protocol import (
-    Attach,
-    Attached,
-    ChunkReady,
-    LedgerEntry,
-    Release,
-    RowArraySpec,
-)
+from loaderd.api.protocol import Attach, Attached, ChunkReady, LedgerEntry, Release
 from loaderd.memory.ledger import enough_mem, session_entry_name
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.plans.base import Part, Unit, Wanted

@@ -15,16 +15,9 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from blockstore import concurrency
+from loaderd.api.contents import RowArraySpec
 from loaderd.api.errors import SessionLost
-from loaderd.api.protocol import (
-    Attach,
-    Attached,
-    BatchReady,
-    LedgerEntry,
-    Release,
-    RowArraySpec,
-    RowGroup,
-)
+from loaderd.api.protocol import Attach, Attached, BatchReady, LedgerEntry, Release, RowGroup
 from loaderd.memory.ledger import EdgeItems, ServedRows, session_entry_name
 from loaderd.memory.workspace import Workspace, clear_workspace
 from loaderd.plans.base import Unit, Wanted

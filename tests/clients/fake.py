@@ -15,6 +15,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
+from loaderd.api.contents import RowArraySpec
 from loaderd.api.errors import BadMessage
 from loaderd.api.protocol import (
     PROTOCOL_VERSION,
@@ -31,7 +32,6 @@ from loaderd.api.protocol import (
     Message,
     Release,
     Resolved,
-    RowArraySpec,
     RowGroup,
     Start,
     Welcome,

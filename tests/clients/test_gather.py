@@ -9,8 +9,9 @@ import pytest
 
 from clients.batch import ArenaReader
 from clients.connection.buffers import BufferPool
+from loaderd.api.contents import RowArraySpec
 from loaderd.api.errors import BadMessage
-from loaderd.api.protocol import Blob, BlobArray, RowArraySpec, RowGroup
+from loaderd.api.protocol import Blob, BlobArray, RowGroup
 
 SPEC = RowArraySpec("x", "uint8", (4,), 4)
 GROUP = RowGroup(session=1, run=3, step=5, group=2, last=True, num_rows=1, blob=Blob((), ()))

@@ -1,5 +1,6 @@
 """One message of each kind, with something in every field."""
 
+from loaderd.api.contents import RowArraySpec
 from loaderd.api.protocol import (
     Attach,
     Attached,
@@ -17,7 +18,6 @@ from loaderd.api.protocol import (
     Piece,
     Release,
     Resolved,
-    RowArraySpec,
     RowGroup,
     RowsGiven,
     RowsWanted,

@@ -8,7 +8,8 @@ import pytest
 
 from clients.connection.buffers import BufferPool
 from clients.hopwise.batch import HopReader
-from loaderd.api.protocol import ChunkReady, RowArraySpec
+from loaderd.api.contents import RowArraySpec
+from loaderd.api.protocol import ChunkReady
 
 ROWS, BATCH = 50, 9
 SPECS = (

@@ -10,17 +10,9 @@ import pytest
 from msgspec import structs
 
 from blockstore.kernels.rows import NO_ROW
+from loaderd.api.contents import RowArraySpec
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import (
-    Attached,
-    BatchReady,
-    Blob,
-    ChunkReady,
-    Piece,
-    Release,
-    RowArraySpec,
-    RowGroup,
-)
+from loaderd.api.protocol import Attached, BatchReady, Blob, ChunkReady, Piece, Release, RowGroup
 from loaderd.memory.blob import write_blob
 from loaderd.server.sender import Frames, Sender
 from tests.loaderd.samples import RESOLVED
