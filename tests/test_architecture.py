@@ -20,6 +20,7 @@ MAY_IMPORT = {  # package -> modules of ours; a package stands for all of its mo
         "blockstore.io",
         "blockstore.launch",
         "blockstore.store",
+        "loaderd.api.contents",
         "loaderd.api.protocol",
         "loaderd.api.errors",
         "loaderd.api.endpoint",
