@@ -124,9 +124,9 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
         Raises Refused, NoDaemon: the endpoint names no daemon, or none is there.
         """
         super().__init__()
+        self._request, self._ids = checked_request(request), ids
         self.endpoint, self._daemon = find_endpoint(endpoint)
         self.reconnect_s = reconnect_s
-        self._request, self._ids = checked_request(request), ids
         self._position = Position()
         self._begun = False  # whether an iteration has handed out batches from `_position` on
         self._resolved: Resolved | None = None  # what every session of this dataset must give

@@ -6,7 +6,6 @@ exceeds: so every epoch has the same number of steps, and no step more seeds tha
 """
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,8 @@ from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
 from loaderd.plans.roots import Roots, node_roots
 
 _PARTITIONS, _SEEDS = 1 << 62, 3 << 61  # of keys, in place of a step: no draw has them
+
+_KEPT = 4  # layouts of epochs
 
 
 class Epoch(NamedTuple):
@@ -53,7 +54,8 @@ class MacrobatchPlan(MinibatchPlan):
         self._macro = resolved.macro
         self._steps = 0 if seeds_in is None else self._count_steps(seeds_in)
         self._num_steps = self._steps * self._macro.reuse
-        self.epoch_layout = lru_cache(4)(partial(self._lay_out, seeds_in))
+        self._seeds_in = seeds_in
+        self._layouts = dict[int, Epoch]()  # of some epochs; never changed, but replaced
 
     def placed(self, seeds_in: NDArray[np.int64]) -> "MacrobatchPlan":
         """The plan, once it is known how many seeds are in each partition."""
@@ -63,12 +65,20 @@ class MacrobatchPlan(MinibatchPlan):
     def num_macros(self) -> int:
         return -(-self._macro.num_partitions // self._macro.partitions)
 
+    def epoch_layout(self, epoch: int) -> Epoch:
+        found = self._layouts.get(epoch)
+        if found is None:
+            found = self._lay_out(epoch)
+            kept = list(self._layouts.items())[1 - _KEPT :]
+            self._layouts = dict([*kept, (epoch, found)])
+        return found
+
     def unit(self, epoch: int, step: int) -> Unit:
         """This part's share of a step: positions among the seeds of its macro-batch.
 
         Of every rank's plan that of a position, `step * world + rank`.
         """
-        layout: Epoch = self.epoch_layout(epoch)
+        layout = self.epoch_layout(epoch)
         position, rank, world = step, self.part.rank, self.part.world_size
         if rank == EVERY_RANK:
             step, rank = divmod(position, world)
@@ -84,7 +94,7 @@ class MacrobatchPlan(MinibatchPlan):
 
     def order(self, unit: Unit, out: NDArray[np.int64]) -> None:
         """out[i] = place, among the seeds of the unit's macro-batch, of its seed i."""
-        layout: Epoch = self.epoch_layout(unit.epoch)
+        layout = self.epoch_layout(unit.epoch)
         if not self.resolved.shuffle:
             out[:] = np.arange(unit.start, unit.stop)
             return
@@ -118,8 +128,9 @@ class MacrobatchPlan(MinibatchPlan):
         """Steps of each macro-batch, in one pass over its seeds."""
         return share_steps(seeds, self._steps, self.resolved.batch_size, self.part.world_size)
 
-    def _lay_out(self, seeds_in: NDArray[np.int64] | None, epoch: int) -> Epoch:
+    def _lay_out(self, epoch: int) -> Epoch:
         resolved, order = self.resolved, np.arange(self._macro.num_partitions)
+        seeds_in = self._seeds_in
         assert seeds_in is not None
         if resolved.shuffle:
             key = make_key(resolved.seed, drawn_epoch(resolved, epoch), _PARTITIONS, 0, 0)

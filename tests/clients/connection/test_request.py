@@ -6,6 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
+from blockstore.errors import NotAStore  # noqa: E402
 from clients.connection.position import Position, StateMismatch, dump_state, parse_state  # noqa: E402
 from clients.connection.session import Session  # noqa: E402
 from clients.link import LinkDataset  # noqa: E402
@@ -59,13 +60,16 @@ def test_what_is_no_endpoint_says_what_to_do(tmp_path):
     (tmp_path / "store").mkdir()
     (tmp_path / "file").touch()
     for endpoint, words in (
-        (str(tmp_path / "store"), "found a folder, expected an endpoint: run `loaderd serve"),
-        (str(tmp_path / "file"), "found a file, expected an endpoint: run `loaderd serve"),
-        (str(tmp_path / "none"), "expected ipc:///path/of/the/socket"),
+        (str(tmp_path / "store"), "no zarr.json, expected a store made by `blockstore ingest`"),
+        (
+            str(tmp_path / "file"),
+            "expected a text, ipc:///path/of/the/socket, or the path of a store",
+        ),
+        (str(tmp_path / "none"), "expected a text, ipc:///path/of/the/socket, or the path"),
         ("tcp://host", "expected tcp://HOST:PORT"),
         (f"ipc://{tmp_path}/none", "no daemon listens there; start one with: loaderd serve STORE"),
     ):
-        with pytest.raises(DaemonError, match=words) as raised:
+        with pytest.raises((DaemonError, NotAStore), match=words) as raised:
             NeighborDataset(endpoint)
         assert "\n" not in str(raised.value)
 
