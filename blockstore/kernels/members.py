@@ -97,24 +97,31 @@ def count_members(words):
     return total
 
 
+# Unsigned numbers where an index is computed: one that could be negative is compared with 0 first,
+# which takes a third of the time of `filter_block`.
+@inner
+def _word_of(node):
+    return (np.uint64(node) >> np.uint64(6)) << _ONE
+
+
 @inner
 def _is_member(words, node):
-    return (words[2 * (np.int64(node) >> 6)] >> (np.uint64(node) & np.uint64(63))) & _ONE
+    return (words[_word_of(node)] >> (np.uint64(node) & np.uint64(63))) & _ONE
 
 
 @leaf
 def rank_of(words, node):
     """Members before a node."""
-    word = 2 * (np.int64(node) >> 6)
+    word = _word_of(node)
     below = words[word] & ((_ONE << (np.uint64(node) & np.uint64(63))) - _ONE)
-    return np.int64(words[word + 1]) + popcount(below)
+    return np.int64(words[word + _ONE]) + popcount(below)
 
 
 @leaf
 def take_new(words, nodes, take):
     """take[i] = 1 (uint8) where nodes[i] was no member, and makes it one; else 0."""
     for i in range(nodes.size):
-        word, bit = 2 * (np.int64(nodes[i]) >> 6), _ONE << (np.uint64(nodes[i]) & np.uint64(63))
+        word, bit = _word_of(nodes[i]), _ONE << (np.uint64(nodes[i]) & np.uint64(63))
         take[i] = (words[word] & bit) == 0
         words[word] |= bit
 
@@ -168,14 +175,17 @@ def filter_block(view, first_node, wanted, members, columns, to, row):
             skip = np.int64(block[offset])
             count = np.int64(block[offset + 1]) - skip
         node = np.int64(wanted.nodes[column - wanted.low]) if wanted.nodes.size else column
-        rank, end = rank_of(words, node) - members.base, to
+        rank, last = rank_of(words, node) - members.base, np.uint64(to)
+        bit = begin + skip * ids.bits
         # the loop is here: a call for each column, with all these arrays, takes as long as it does
         for k in range(skip, skip + count):
-            source = id_at(ids, begin + k * ids.bits)
-            sources[end] = source
+            source = id_at(ids, bit)
+            bit += ids.bits
+            sources[last] = source
             if beside:
-                _keep_beside(block, places, columns, k, end)
-            end += np.int64(_is_member(words, source))
+                _keep_beside(block, places, columns, k, np.int64(last))
+            last += _is_member(words, source)
+        end = np.int64(last)
         if column >= first_node:
             columns.starts[rank], columns.degrees[rank] = to, end - to
         elif count:
@@ -237,7 +247,7 @@ def address_members(members, nodes, addresses, out):
     for start in range(0, nodes.size, GROUP):
         stop = min(start + GROUP, nodes.size)
         for i in range(start, stop):
-            prefetch(words, 2 * (np.int64(nodes[i]) >> 6))
+            prefetch(words, _word_of(nodes[i]))
         for i in range(start, stop):
             out[i] = NO_ROW
             if _is_of_type(members, nodes[i]):
@@ -282,7 +292,7 @@ def _draw_uniform(members, columns, column, draws, room):
 def _pick_group(members, columns, column, start, count, draws, room):
     nodes, table = column.nodes, room.table
     for i in range(start, start + count):
-        prefetch(members.words, 2 * (np.int64(nodes[i]) >> 6))
+        prefetch(members.words, _word_of(nodes[i]))
     for g in range(count):
         table[FIRST, g] = -1
         if _is_of_type(members, nodes[start + g]):
