@@ -41,7 +41,8 @@ class DatasetOptions(TypedDict, total=False):
     rank          of this process among `world_size`, which share each batch; 0 of 1 by default
     window        batches under way at a time, 0: as the daemon chooses; it changes no batch
     store         name of the daemon's store, if it serves several
-    reconnect_s   how long to wait for a daemon that went away, in seconds; 60 by default
+    reconnect_s   how long to wait for a daemon that is not there, in seconds; by default 60 for one
+                  that went away, and not at all before the first connection
     """
 
     seed: int
@@ -50,7 +51,7 @@ class DatasetOptions(TypedDict, total=False):
     world_size: int
     window: int
     store: str
-    reconnect_s: float
+    reconnect_s: float | None
 
 
 def make_request(kind: type, options: Mapping[str, Any], own: Mapping[str, Any]) -> Attach:
@@ -98,7 +99,7 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
 
     Connects when first iterated (or asked for its length, or what its store has: `num_nodes`,
     `splits`, ...), in the process that does so; an endpoint at which no daemon is on this host is
-    refused when the dataset is made.  Give it to
+    refused when the dataset is made (after `reconnect_s` seconds, if given).  Give it to
     `DataLoader(dataset, batch_size=None, num_workers=k)`, or iterate it as it is: no workers are
     needed.  Worker w of k serves steps w, w + k, ..., so the order is the same for every k.
 
@@ -117,7 +118,7 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
         endpoint: str,
         request: Attach,
         ids: NDArray[np.int64] | None = None,
-        reconnect_s: float = RECONNECT_S,
+        reconnect_s: float | None = None,
     ) -> None:
         """`ids`: of the seeds, where the request names no split.
 
@@ -125,8 +126,9 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
         """
         super().__init__()
         self._request, self._ids = checked_request(request), ids
-        self.endpoint, self._daemon = find_endpoint(endpoint)
-        self.reconnect_s = reconnect_s
+        self._first_s = reconnect_s or 0.0  # to wait for the first connection
+        self.reconnect_s = RECONNECT_S if reconnect_s is None else reconnect_s
+        self.endpoint, self._daemon = find_endpoint(endpoint, self._first_s)
         self._position = Position()
         self._begun = False  # whether an iteration has handed out batches from `_position` on
         self._resolved: Resolved | None = None  # what every session of this dataset must give
@@ -306,13 +308,14 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
     def _connect(self, backoff: Backoff | None = None) -> Connection:
         """The connection of this process: one that was inherited, or lost, is dropped.
 
-        Waits for a daemon where there was one, or is said to have been one by a state.
+        Waits for a daemon where there was one, or is said to have been one by a state; where there
+        was none, only if the user said for how long.
         """
         held = self._connection
         if held is not None and held.session.pid == os.getpid() and not held.session.lost:
             return held
         self._drop()
-        backoff = backoff or Backoff(0.0 if self._resolved is None else self.reconnect_s)
+        backoff = backoff or Backoff(self._first_s if self._resolved is None else self.reconnect_s)
         while True:
             try:
                 return self._open()

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from clients.batch import BatchArrays
 from clients.connection.request import fanout_fields, relation_name
-from clients.dataset import RECONNECT_S
 from clients.torch import (
     Batch,
     EdgeType,
@@ -144,7 +143,7 @@ class EdgeSampledDataset(SampledDataset[B_co]):
             **fanout_fields(num_neighbors),
         )
         numbers = timed_ids(ids, label_time)
-        super().__init__(endpoint, request, numbers, options.get("reconnect_s", RECONNECT_S))
+        super().__init__(endpoint, request, numbers, options.get("reconnect_s"))
 
     def _fields(self, arrays: BatchArrays, attached: Attached) -> dict[str, Any]:
         found, spec = super()._fields(arrays, attached), attached.resolved.edges

@@ -14,7 +14,6 @@ from clients.batch import BatchArrays, BatchReader
 from clients.connection.request import fanout_fields, relation_name
 from clients.connection.session import Session
 from clients.dataset import (
-    RECONNECT_S,
     DatasetOptions,
     Reader,
     SteppedDataset,
@@ -350,7 +349,7 @@ class NodeSampledDataset(SampledDataset[B_co]):
             **fanout_fields(num_neighbors),
         )
         numbers = timed_ids(ids, input_time)
-        super().__init__(endpoint, request, numbers, options.get("reconnect_s", RECONNECT_S))
+        super().__init__(endpoint, request, numbers, options.get("reconnect_s"))
 
 
 class NeighborDataset(NodeSampledDataset[Batch]):

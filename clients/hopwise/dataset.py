@@ -19,7 +19,6 @@ from clients.connection.backoff import Backoff
 from clients.connection.position import Position
 from clients.connection.session import Session
 from clients.dataset import (
-    RECONNECT_S,
     Connection,
     DatasetOptions,
     SteppedDataset,
@@ -170,7 +169,7 @@ class HopDataset(SteppedDataset[HopBatch]):
             "hops": -1 if hops is None else hops,
         }
         request = make_request(HopOptions, options, own)
-        super().__init__(endpoint, request, None, options.get("reconnect_s", RECONNECT_S))
+        super().__init__(endpoint, request, None, options.get("reconnect_s"))
         self.advice: HopAdvice | None = None  # by which it was made, if it was
         self._chunks = {name: getattr(request, name) for name in _OF_CHUNKS}
         self._arena: tuple[NDArray[np.uint8], Tensor] | None = None  # the session's, all of it

@@ -1,6 +1,7 @@
 """Datasets over real daemons that are killed, changed, or met by another number of ranks."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from types import SimpleNamespace
@@ -149,6 +150,16 @@ def test_a_daemon_that_does_not_come_back(stores, served):
     kill(process)
     with pytest.raises(NoDaemon, match=r"waited 0\.2 s"):
         list(batches)
+
+
+def test_a_trainer_that_starts_before_its_daemon(stores, served):
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(neighbors, served.endpoint, reconnect_s=60.0)
+        assert not made.done()
+        served(stores.sampled)
+        assert len(made.result()) > 0
+    with pytest.raises(NoDaemon, match="no daemon listens there"):
+        neighbors(f"{served.endpoint}.other", reconnect_s=0.05)
 
 
 def test_another_store_is_named(stores, served):

@@ -19,7 +19,7 @@ import torch
 from clients.dataset import SteppedDataset
 from clients.split import SplitDataset
 from clients.torch import HopDataset, NeighborDataset
-from loaderd.api.errors import NoDaemon, Refused, SessionLost, ShuttingDown
+from loaderd.api.errors import NoDaemon, Refused, SessionLost
 
 PLANS = ("minibatch", "hyperbatch", "macrobatch", "chunks", "rows", "split")
 OWNERS = "halves"  # an owner map of two; trainers of plan "split" are its first owner
@@ -230,8 +230,6 @@ def _train(job: TrainerJob, rank: int, log: int) -> None:
         data.load_state_dict(state)
         epoch, step = state["epoch"], state["step"]
         data.set_epoch(epoch)
-    else:
-        first_connect(data)
     _put(log, f"from {epoch} {step}")
     consumed = 0
     while not job.last_epoch.exists() or epoch <= int(job.last_epoch.read_text()):
@@ -243,16 +241,6 @@ def _train(job: TrainerJob, rank: int, log: int) -> None:
                 replace(job.state(rank), json.dumps(data.state_dict()))
         epoch += 1
     data.close()
-
-
-def first_connect(data: SteppedDataset[Any]) -> None:
-    """Without a state nothing says that there is a daemon: one that is down is asked again."""
-    while True:
-        try:
-            data.attached()
-            return
-        except (NoDaemon, SessionLost, ShuttingDown):
-            time.sleep(0.1)
 
 
 def _put(log: int, line: str) -> None:
