@@ -26,7 +26,7 @@ from torch.nn import functional
 from clients.large.batch import PLACE, PartitionDraws
 from clients.large.dataset import LargeDataset
 from clients.large.fused import FirstLayerRows, FusedBatch
-from clients.large.history import History, HistoryTables, TableSpec
+from clients.large.history import HistoricalEmbeddings, HistoryTables, TableSpec
 from clients.large.order import Order, measure_order
 from clients.large.padding import PaddedBatch, Padding
 from clients.large.replay import ReplayedStep, check_recordable
@@ -87,7 +87,7 @@ class Classes(nn.Module):
         batch: AnyBatch,
         keys: DropoutKeys | None = None,
         exchange: RowExchange | None = None,
-        history: History | None = None,
+        history: HistoricalEmbeddings | None = None,
     ) -> torch.Tensor:
         """`exchange`: of a `SplitBatch` of several owners; `history`: of a large batch's steps."""
         logits: torch.Tensor
@@ -244,7 +244,7 @@ class Trainer:
 
         return ReplayedStep(backward, lambda: self._optimizer.step())
 
-    def _open_history(self, data: AnyDataset) -> History:
+    def _open_history(self, data: AnyDataset) -> HistoricalEmbeddings:
         """Tables for this model and store.  Raises ValueError."""
         settings, attached = self._settings, data.attached()
         assert attached.partitions is not None
@@ -252,7 +252,7 @@ class Trainer:
             attached.resolved.fingerprint, settings.model, len(settings.num_neighbors) - 1,
             attached.partitions.first[-1], settings.hidden, settings.history_dtype,
         )  # fmt: skip
-        return History(HistoryTables(settings.history, spec, self._ranks), self._ranks)
+        return HistoricalEmbeddings(HistoryTables(settings.history, spec, self._ranks), self._ranks)
 
     def _set_order(self) -> None:
         """Have layers computed in the order that rank 0 measures to be the fastest, or measured."""
@@ -414,7 +414,7 @@ class Trainer:
         return found
 
     def _loss_of(self, batch: AnyBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `sum_of_losses`."""
+        """A batch's `sum_of_losses`, and how many seeds it is over."""
         keys = None
         if self._settings.dropout == "keyed":
             ids = batch.n_id if isinstance(batch, HeteroBatch) else {"": batch.n_id}

@@ -119,7 +119,7 @@ class InferenceRun(ResultRun):
         self.hidden = RowFolder(writer, work.path / STORE)
 
 
-class _Rows(NamedTuple):
+class _LayerInput(NamedTuple):
     """Where rows of a type lie, and what they pass through before a layer has them."""
 
     arrays: tuple[RowArray, ...]  # side by side; (): the type has no features
@@ -141,7 +141,7 @@ class _Inference:
 
     def stages(self) -> list[Stage[InferenceRun]]:
         rows = {
-            name: _Rows((t.features["x"],) if self._steps.widths[name] else (), True, enter)
+            name: _LayerInput((t.features["x"],) if self._steps.widths[name] else (), True, enter)
             for name, enter in self._steps.enter.items()
             for t in [self._types[name]]
         }
@@ -162,7 +162,7 @@ class _Inference:
             Stage(f"write {self._result.name}", cost, partial(self._write, last), ends=True),
         ]
 
-    def _hidden(self, number: int, plan: LayerPlan) -> dict[str, _Rows]:
+    def _hidden(self, number: int, plan: LayerPlan) -> dict[str, _LayerInput]:
         """Rows that a layer writes, of the types that it computes: an array for each slice."""
         layers = self._steps.steps[number].layers
         layer = next(iter(layers.values()))
@@ -178,10 +178,12 @@ class _Inference:
                 )
                 for i, some in enumerate(plan.slices)
             )  # fmt: skip
-            found[name] = _Rows(arrays, False, None)
+            found[name] = _LayerInput(arrays, False, None)
         return found
 
-    def _cost(self, number: int, rows: dict[str, _Rows], after: dict[str, _Rows]) -> Cost:
+    def _cost(
+        self, number: int, rows: dict[str, _LayerInput], after: dict[str, _LayerInput]
+    ) -> Cost:
         layers, plan = self._steps.steps[number].layers, self._plan.layers[number]
         used = {name for src, _, dst in layers for name in (src, dst)}
         read = sum(_bytes(a) for name in used for a in rows[name].arrays)
@@ -203,7 +205,11 @@ class _Inference:
         return Cost(read + passing, written + passing, passing)
 
     def _layer(
-        self, number: int, rows: dict[str, _Rows], after: dict[str, _Rows], run: InferenceRun
+        self,
+        number: int,
+        rows: dict[str, _LayerInput],
+        after: dict[str, _LayerInput],
+        run: InferenceRun,
     ) -> None:
         plan, step = self._plan.layers[number], self._steps.steps[number]
         folder = run.path(_PASSING)
@@ -230,7 +236,7 @@ class _Inference:
         run: InferenceRun,
         layers: Any,
         name: str,
-        rows: _Rows,
+        rows: _LayerInput,
         passing: Passing,
     ) -> None:
         """What nodes of a type give to their neighbors and to themselves."""
@@ -248,7 +254,7 @@ class _Inference:
                 first += h.size(0)
                 stage.advance(h.size(0))
 
-    def _read(self, run: InferenceRun, rows: _Rows, num_nodes: int) -> Iterator[Tensor]:
+    def _read(self, run: InferenceRun, rows: _LayerInput, num_nodes: int) -> Iterator[Tensor]:
         """Rows of a type as a layer has them, (STEP_ROWS, width) at a time."""
         store = run.store if rows.of_store else run.hidden.store
         with RowCursor(store, rows.arrays, self._dtype) as cursor:
@@ -313,7 +319,7 @@ class _Inference:
                 yield layer.join(sources, own, edge_index)
                 stage.advance(ids.size)
 
-    def _write(self, last: _Rows, run: InferenceRun) -> None:
+    def _write(self, last: _LayerInput, run: InferenceRun) -> None:
         def rows() -> Iterator[NDArray[Any]]:
             with torch.no_grad():  # of the thread that asks for the rows
                 for h in self._read(run, last, self._steps.output_type.num_nodes):

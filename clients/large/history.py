@@ -19,7 +19,7 @@ from torch import Tensor
 from clients.large.batch import PartitionDraws
 from clients.ranks import Ranks
 
-__all__ = ["DTYPES", "History", "HistoryTables", "TableSpec"]
+__all__ = ["DTYPES", "HistoricalEmbeddings", "HistoryTables", "TableSpec"]
 
 DTYPES = ("float32", "float16")
 _HEADER = 4096  # bytes: JSON, then spaces
@@ -98,7 +98,7 @@ class HistoryTables:
         ranks.barrier()
 
 
-class History:
+class HistoricalEmbeddings:
     """Brings rows of boundary nodes to the layers of a model, and keeps those of inner nodes.
 
     All ranks call `begin` and `end` for each large batch.  Each has partitions of its own, so each

@@ -52,7 +52,7 @@ class SerialExecutor:
         return True
 
 
-class _Task(NamedTuple):
+class _QueuedStep(NamedTuple):
     """A step for a worker: the lowest priority first, of these the earliest start."""
 
     priority: int
@@ -66,7 +66,7 @@ class WorkerPool:
     """Workers of all stores.  Ends with `close`."""
 
     def __init__(self, workers: int) -> None:
-        self._tasks: concurrency.PriorityQueue[_Task] = concurrency.PriorityQueue()
+        self._tasks: concurrency.PriorityQueue[_QueuedStep] = concurrency.PriorityQueue()
         self._number = itertools.count()
         self._worked: dict[int, int] = {}  # ns that each owner has had, or might have had by now
         self._now = 0  # start of the latest step that was begun: newcomers begin there
@@ -110,7 +110,7 @@ class WorkerPool:
     def _put(
         self, priority: int, step: Callable[[], None] | None, start: int = 0, owner: int = -1
     ) -> None:
-        self._tasks.put(_Task(priority, start, next(self._number), step, owner))
+        self._tasks.put(_QueuedStep(priority, start, next(self._number), step, owner))
 
     def _work(self) -> None:
         while self._work_once():  # while it waits for the next step it holds nothing of the last

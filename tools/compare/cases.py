@@ -18,7 +18,7 @@ from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 from clients import pyg
 from clients.large.batch import PartitionDraws
 from clients.large.dataset import LargeDataset
-from clients.large.history import History, HistoryTables, TableSpec
+from clients.large.history import HistoricalEmbeddings, HistoryTables, TableSpec
 from clients.ranks import Ranks
 from clients.torch import HopDataset, NeighborDataset
 from tools.compare import tasks
@@ -125,7 +125,7 @@ class WithHistory:
     def __init__(self, run: TrainingRun, fixed: bool) -> None:
         """`fixed`: the tables stay as they begin, zero."""
         self._run, self._fixed, self.dataset = run, fixed, large(run)
-        self._history: History | None = None
+        self._history: HistoricalEmbeddings | None = None
 
     def __iter__(self) -> Iterator[HistoryStep]:
         data, given = self.dataset, self._run.options
@@ -138,7 +138,9 @@ class WithHistory:
                 attached.partitions.first[-1], given.hidden, "float32",
             )  # fmt: skip
             with tempfile.NamedTemporaryFile() as file:  # mapped, it outlives its name
-                self._history = History(HistoryTables(file.name, spec, Ranks()), Ranks())
+                self._history = HistoricalEmbeddings(
+                    HistoryTables(file.name, spec, Ranks()), Ranks()
+                )
         history = self._history
         for batch in data:
             if history.complete:

@@ -22,7 +22,7 @@ from blockstore.store import open_store, read_rows
 from clients.hopwise.dataset import HopDataset
 from clients.hopwise.models import ALONE, make_model
 from clients.large.batch import PLACE
-from clients.large.history import History
+from clients.large.history import HistoricalEmbeddings
 from clients.models import GraphSage
 from clients.torch import Batch
 from preprocess.errors import BadInput
@@ -189,7 +189,7 @@ class HistoryStep(NamedTuple):
     """A step of a large batch of partitions, and where its model's embeddings are kept."""
 
     batch: Batch
-    history: History
+    history: HistoricalEmbeddings
 
 
 class LargeTask(NodeTask):

@@ -16,7 +16,7 @@ from clients.cut import cut_batch  # noqa: E402
 from clients.large.batch import PLACE  # noqa: E402
 from clients.large.dataset import LargeDataset  # noqa: E402
 from clients.large.fused import FirstLayerRows, fused_batches  # noqa: E402
-from clients.large.history import History, HistoryTables, TableSpec  # noqa: E402
+from clients.large.history import HistoricalEmbeddings, HistoryTables, TableSpec  # noqa: E402
 from clients.models import LAYERS, Layered  # noqa: E402
 from clients.ranks import Ranks  # noqa: E402
 from clients.settings import Settings  # noqa: E402
@@ -80,7 +80,7 @@ def whole_graph(served, model: Layered) -> list[torch.Tensor]:
     return found
 
 
-def logits_of(model: Layered, batch, history: History, exchange=None):
+def logits_of(model: Layered, batch, history: HistoricalEmbeddings, exchange=None):
     def activations(h, layer):
         return history(h, layer, batch.features[PLACE])
 
@@ -96,7 +96,7 @@ def test_exact_tables_give_the_logits_of_the_whole_graph(served, tmp_path, kind,
         exact = whole_graph(served, model)
         tables = HistoryTables(str(tmp_path / "tables"), spec(served.endpoint), Ranks())
         data = LargeDataset(served.endpoint, **PBS)
-        history, pulled = History(tables, Ranks()), 0
+        history, pulled = HistoricalEmbeddings(tables, Ranks()), 0
         for read in data.ahead():
             if read.batch is None:
                 continue
@@ -122,7 +122,7 @@ def test_tables_of_zeros_do_not(served, tmp_path):
     with torch.no_grad():
         exact = whole_graph(served, model)[3]
         tables = HistoryTables(str(tmp_path / "tables"), spec(served.endpoint), Ranks())
-        data, history = LargeDataset(served.endpoint, **PBS), History(tables, Ranks())
+        data, history = LargeDataset(served.endpoint, **PBS), HistoricalEmbeddings(tables, Ranks())
         large = data.first_large_batch()
         history.begin(large)
         batch = next(large.batches())
@@ -137,7 +137,7 @@ def test_every_inner_node_that_is_computed_overwrites_its_row(served, tmp_path, 
     model = model_of("sage")
     tables = HistoryTables(str(tmp_path / "tables"), spec(served.endpoint, dtype), Ranks())
     tables.rows[:] = 7
-    data, history = LargeDataset(served.endpoint, **PBS), History(tables, Ranks())
+    data, history = LargeDataset(served.endpoint, **PBS), HistoricalEmbeddings(tables, Ranks())
     large = data.first_large_batch()
     expected = tables.rows.clone()
     history.begin(large)
@@ -171,7 +171,10 @@ def test_with_all_partitions_gradients_are_those_of_shared_draws(served, tmp_pat
     options = {"num_neighbors": (4, 3, 3), "macro_partitions": PARTS}
     model = model_of(kind).to(dtype)
     tables = HistoryTables(str(tmp_path / "tables"), spec(served.endpoint), Ranks())
-    data, history = LargeDataset(served.endpoint, **(PBS | options)), History(tables, Ranks())
+    data, history = (
+        LargeDataset(served.endpoint, **(PBS | options)),
+        HistoricalEmbeddings(tables, Ranks()),
+    )
     shared = {"draws": "shared", "macro_partitions": 0, "large_batches": 99}
     other = LargeDataset(served.endpoint, **(PBS | options | shared))
     large, whole = data.first_large_batch(), other.first_large_batch().whole
