@@ -76,7 +76,7 @@ class SharedDaemon:
     """
 
     def __init__(self, store: Path) -> None:
-        """Raises NotAStore, NotServed."""
+        """Start a daemon at this store, or join one that runs.  Raises NotAStore, NotServed."""
         self.store = store
         manifest = read_root(store)
         name = f"{os.path.realpath(store)} {manifest.fingerprint}"

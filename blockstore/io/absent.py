@@ -177,7 +177,10 @@ def _starts(
 def _verify(
     file: BlockedFile, piece: NDArray[np.int64], server: int, memory: NDArray[np.uint8]
 ) -> None:
-    """Raises CorruptBlock."""
+    """Compare a piece's pages, at their place in memory, with their checksums.
+
+    Raises CorruptBlock, which names the server that sent them.
+    """
     geometry, (shard, page, pages, place) = file.geometry, piece.tolist()
     first = shard * geometry.blocks_per_shard * geometry.pages_per_block + page
     crcs = file.crcs[first : first + pages]

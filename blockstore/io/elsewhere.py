@@ -33,7 +33,7 @@ class RemoteRows(Elsewhere, Protocol):
     """Where rows come from that other servers have."""
 
     def num_rows(self, path: str) -> int:
-        """Of an array."""
+        """Rows of an array, here and on all other servers together."""
 
     def most_rows(self, path: str) -> int:
         """Rows of an array that may be asked for at once."""

@@ -156,7 +156,7 @@ class Bucket:
         return self._retried(attempt, f"{self.url}/{name}")
 
     def head(self, name: str) -> ObjectHead:
-        """Raises ObjectGone, ObjectError."""
+        """Size and entity tag of an object.  Raises ObjectGone, ObjectError."""
 
         def attempt() -> ObjectHead:
             meta = self._reads.head(name)
@@ -185,7 +185,7 @@ class Bucket:
     def write(self, name: str, body: Callable[[], Iterator[bytes] | bytes], digest: str) -> None:
         """Write an object, in parts if it is large; it appears whole or not at all.
 
-        body   asked for anew at each attempt
+        body   asked for again at each attempt
 
         Raises ObjectError, and what `body` raises.
         """

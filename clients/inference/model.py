@@ -18,7 +18,7 @@ _FEATURES = "x"  # what batches bring as `x`
 
 
 class Step(NamedTuple):
-    """One layer: rows of targets of its relations are computed anew, those of other types stay."""
+    """One layer: rows of targets of its relations are computed, those of other types stay."""
 
     layers: Mapping[Relation, OrderedLayer]
     activates: bool  # ReLU after it
@@ -152,7 +152,6 @@ def _output_type(manifest: Manifest, name: str) -> NodeType:
 
 
 def _checked(layer: nn.Module) -> OrderedLayer:
-    """Raises Refused."""
     if not isinstance(layer, OrderedLayer):
         raise Refused(
             f"model: found a layer {type(layer).__name__}, expected one of clients.models: "
@@ -166,7 +165,6 @@ def _num_in(layer: OrderedLayer) -> int:
 
 
 def _check_width(what: str, found: int, expected: int) -> None:
-    """Raises Refused."""
     if found != expected:
         raise Refused(
             f"model: {what} takes {found} numbers, expected the store's {expected} features x; "

@@ -39,7 +39,7 @@ def find_store(endpoint: str, name: str = "") -> Store:
 
 
 def _choose(endpoint: str, served: list[StoreStatus], name: str) -> StoreStatus:
-    """Raises Refused."""
+    """The store of this name; without a name the only one.  Raises Refused."""
     found = [s for s in served if not name or s.name == name]
     if len(found) != 1:
         names = ", ".join(s.name for s in served)

@@ -132,7 +132,6 @@ class PartitionDraws(SharedDraws):
 
     @property
     def last(self) -> int:
-        """The last step."""
         return self.first + len(self.cut_seeds) - 1
 
 

@@ -55,7 +55,7 @@ class Padding:
         return [*self._nodes, *self._edges]
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` takes."""
+        """The bounds, and whether they are settled, for `load_state_dict`."""
         return {"settled": self.settled, "nodes": self._nodes, "edges": self._edges}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

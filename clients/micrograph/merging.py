@@ -12,7 +12,7 @@ class MergeSearch:
     """
 
     def __init__(self, num_ranks: int, clock: Callable[[], float]) -> None:
-        """`clock`: seconds."""
+        """`clock`: gives seconds, as `time.monotonic`."""
         self.time_steps = num_ranks
         self.ended = num_ranks == 1
         self._num_ranks, self._clock = num_ranks, clock

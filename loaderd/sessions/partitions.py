@@ -75,7 +75,7 @@ class PartitionSession(SampledSession):
 def open_partitions(
     resources: StoreResources, number: int, request: Attach, frame: NDArray[np.int64] | None
 ) -> PartitionSession:
-    """Raises Refused, StoreError."""
+    """Take memory for a session, and open it.  Raises Refused, StoreError."""
     asked = ask(resources, request, frame, PartitionPlan.name)
     assert isinstance(asked.plan, PartitionPlan)
     (node_type,) = resources.store.manifest.types

@@ -98,7 +98,7 @@ class BlocksWriter:
         self._writer.side(crc_path(self._array.path), self._crcs)
 
     def abort(self) -> None:
-        """Write nothing more."""
+        """Close the files as they are; what waits is not written."""
         while self._fds:
             os.close(self._fds.pop())
 

@@ -76,7 +76,7 @@ class OwnerOptions:
     from_partitions: bool = False  # whole partitions of the store, instead of `method`
 
     def check(self) -> None:
-        """Raises BadInput."""
+        """Raises BadInput: an option is out of its bounds."""
         for option, value, least, most in (
             ("--owners", self.owners, 1, MOST_OWNERS),
             ("--balance", self.balance, 1, 1000),

@@ -24,7 +24,7 @@ Section = Callable[[GraphBlock], NDArray[Any] | None]
 
 
 class StoredSource:
-    """A `Source`."""
+    """A `Source` whose files are a store: its graph and rows, by store ids."""
 
     def __init__(self, store: Store) -> None:
         self._store, manifest = store, store.manifest

@@ -240,7 +240,7 @@ class Scene:
 
     @property
     def daemons(self) -> dict[str, DaemonProcess]:
-        """By their names."""
+        """All that run, the one that trainers use first, by the names that the log has."""
         more = {f"daemon {i}": daemon for i, (daemon, _) in enumerate(self.others, 1)}
         return {"daemon": self.daemon, **more}
 

@@ -106,7 +106,7 @@ class RowProvider(Protocol):
         """Batches are numbered from 0 again; rows stay."""
 
     def age(self) -> None:
-        """A group begins."""
+        """A group begins: how often rows were used counts less from time to time."""
 
     def count_fitting(self, batches: Sequence[Needs]) -> int:
         """How many of the batches, from the first on, fit together; 0: not even the first."""

@@ -39,7 +39,7 @@ class PackedGroup(msgspec.Struct, frozen=True):
 
 
 class PackedEpoch(msgspec.Struct, frozen=True):
-    """One epoch."""
+    """Where the batches and rows of one epoch lie in the files of a pack."""
 
     structure: RowArray  # uint8 (pages, 4096): a record for each batch, from a page on
     places: RowArray  # uint8 (pages, 4096): uint32 of each node of a batch, from a page on

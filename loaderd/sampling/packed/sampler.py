@@ -19,7 +19,7 @@ class PackedSampler:
     """Reads the records of some batches together: reads of rows may be waiting before theirs."""
 
     def __init__(self, index: PackIndex, files: PackFiles, data: NDArray[np.uint8]) -> None:
-        """`data`: the arena."""
+        """`data`: the arena, uint8, into which records are read."""
         self._index, self._files, self._data = index, files, data
         # of the batches in each area, by their numbers
         self._places: dict[StructureArea, dict[int, NDArray[np.uint32]]] = {}

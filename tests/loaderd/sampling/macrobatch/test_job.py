@@ -189,7 +189,7 @@ def test_a_rank_that_stops_holds_nobody_up_and_goes_on_afterwards(
 
 @pytest.mark.parametrize(("world", "mem", "seed"), [(3, 1_003_958, 2), (2, 1_099_748, 13)])
 def test_ranks_that_wait_for_each_other_in_each_step_go_on(store, world, mem, seed, monkeypatch):
-    """They stop and begin anew at other times, are parted soon, and memory is for one stream.
+    """They stop and begin again at other times, are parted soon, and memory is for one stream.
 
     Who is ahead keeps its next batch until the others have had theirs, as trainers do.
     """
