@@ -10,6 +10,7 @@ from blockstore.kernels.jit import inner, leaf
 
 _ALL = np.uint64(2**64 - 1)
 LINE_BITS = 512  # of a cache line
+FEW_LINES = 16  # of what is copied whole; the processor asks for the rest by itself
 SPARE_BYTES = 8  # behind ids in an array of their own, as an id is read with what follows it
 
 
@@ -50,6 +51,26 @@ def id_at(ids, bit):
 def ask_for_id(ids, bit):
     """Prefetch what `id_at` reads."""
     prefetch(ids.data, bit >> 3)
+
+
+@inner
+def ask_for_picks(data, log_bits, first, bits, degree, positions, at, found, whole):
+    """Prefetch what a column's picks read: its cache lines, or those of the picks if fewer.
+
+    data       any dtype, of 1 << log_bits bits an element
+    first      bit in `data` at which the first of the column's `degree` edges begins
+    bits       of an edge
+    positions  picked edges, by place in the column: positions[at : at + found], or with `whole` all
+    """
+    size = degree * bits
+    if whole or size <= found * LINE_BITS:
+        stop = first + (min(size, FEW_LINES * LINE_BITS) if whole else size)
+        for bit in range(first, stop, LINE_BITS):
+            prefetch(data, bit >> log_bits)
+        prefetch(data, (stop - 1) >> log_bits)
+    else:
+        for k in range(np.uint64(at), np.uint64(at + found)):
+            prefetch(data, (first + np.int64(positions[k]) * bits) >> log_bits)
 
 
 @leaf

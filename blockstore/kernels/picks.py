@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from blockstore.kernels.intrinsics import mulhi
 from blockstore.kernels.jit import inner, leaf
-from blockstore.kernels.packed import LINE_BITS, ask_for_id, id_at
+from blockstore.kernels.packed import ask_for_picks, id_at
 from blockstore.kernels.random import draw_hash, mix, node_key
 from blockstore.kernels.records import EdgeRecord, RecordPlaces, ask_for_records, put_record
 
@@ -64,9 +64,6 @@ class DrawWorkspace(NamedTuple):
 
     table: NDArray[np.int64]  # (GROUP_ROWS, GROUP)
     scratch: NDArray[np.int64]  # (scratch_size(fanout),)
-
-
-FEW_LINES = 16  # of a column that is copied whole; the processor asks for the rest by itself
 
 
 @leaf
@@ -173,20 +170,6 @@ def is_whole(degree, rule):
 
 
 @inner
-def _ask_for_ids(ids, first, degree, positions, at, found, whole):
-    """Prefetch what a column's picks need: its cache lines, or those of the picks if fewer."""
-    size = degree * ids.bits
-    if whole or size <= found * LINE_BITS:
-        stop = first + (min(size, FEW_LINES * LINE_BITS) if whole else size)
-        for bit in range(first, stop, LINE_BITS):
-            ask_for_id(ids, bit)
-        ask_for_id(ids, stop - 1)
-    else:
-        for k in range(np.uint64(at), np.uint64(at + found)):
-            ask_for_id(ids, first + np.int64(positions[k]) * ids.bits)
-
-
-@inner
 def note_places(table, g, places):
     """Keep where the records of column g begin."""
     table[IDS_AT, g], table[WEIGHTS_AT, g] = places.ids, places.weights
@@ -218,7 +201,8 @@ def pick_column(ids, words, own, column, i, degree, draws, g, room):
     column.counts[i] = found
     table[AT, g], table[FOUND, g], table[WHOLE, g] = at, found, whole
     if found:
-        _ask_for_ids(ids, table[FIRST, g], degree, draws.sources, at, found, whole)
+        first = table[FIRST, g]
+        ask_for_picks(ids.data, 3, first, ids.bits, degree, draws.sources, at, found, whole)
     if draws.edges.size:
         table[EDGE_AT, g] = draws.edge_starts[i]
         if found:

@@ -24,11 +24,10 @@ from numpy.typing import NDArray
 
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import inner, leaf
-from blockstore.kernels.packed import LINE_BITS, ask_for_id, id_at
+from blockstore.kernels.packed import FEW_LINES, LINE_BITS, ask_for_id, id_at
 from blockstore.kernels.picks import (
     BY_SOURCE,
     BY_WEIGHT,
-    FEW_LINES,
     GROUP,
     GROUP_ROWS,
     LATEST,

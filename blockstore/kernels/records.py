@@ -4,11 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import inner
+from blockstore.kernels.packed import ask_for_picks
 
-_LINE_WORDS = 16
-_FEW_LINES = 16  # of a section that is copied whole; the processor asks for the rest by itself
 _LOW = np.int64(0xFFFFFFFF)
 
 
@@ -66,25 +64,14 @@ def put_record(words, own, places, position, wanted, out, row):
 
 
 @inner
-def _ask(words, own, first, degree, positions, at, found, whole):
-    """Prefetch a section of a column's picks: its cache lines, or those of the picks if fewer."""
-    size = degree * own
-    if whole or size <= found * _LINE_WORDS:
-        stop = first + (min(size, _FEW_LINES * _LINE_WORDS) if whole else size)
-        for word in range(first, stop, _LINE_WORDS):
-            prefetch(words, word)
-        prefetch(words, stop - 1)
-    else:
-        for k in range(np.uint64(at), np.uint64(at + found)):
-            prefetch(words, first + np.int64(positions[k]) * own)
-
-
-@inner
 def ask_for_records(words, own, places, wanted, degree, positions, at, found, whole):
-    """Prefetch what `put_record` reads of a column's picks: positions[at : at + found]."""
+    """Prefetch what `put_record` reads of a column's picks; as `ask_for_picks`."""
     if wanted.ids and own.ids:
-        _ask(words, own.ids, places.ids, degree, positions, at, found, whole)
+        first, bits = 32 * places.ids, 32 * own.ids
+        ask_for_picks(words, 5, first, bits, degree, positions, at, found, whole)
     if wanted.weights and own.weights:
-        _ask(words, own.weights, places.weights, degree, positions, at, found, whole)
+        first, bits = 32 * places.weights, 32 * own.weights
+        ask_for_picks(words, 5, first, bits, degree, positions, at, found, whole)
     if wanted.times and own.times:
-        _ask(words, own.times, places.times, degree, positions, at, found, whole)
+        first, bits = 32 * places.times, 32 * own.times
+        ask_for_picks(words, 5, first, bits, degree, positions, at, found, whole)

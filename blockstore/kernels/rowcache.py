@@ -85,6 +85,15 @@ def count_passing(nodes, num, first, num_nodes, bits, table):
     return found
 
 
+@inner
+def _ask_ahead(nodes, i, num, first, num_nodes, table):
+    """Prefetch the place of a row that comes soon, unless its region stays."""
+    if i + _AHEAD < num:
+        ahead = np.int64(nodes[i + _AHEAD]) - first
+        if 0 <= ahead < num_nodes and table.base[ahead >> table.shift] < 0:
+            prefetch(table.place, ahead)
+
+
 @leaf
 def list_absent(nodes, num, first, num_nodes, table, until, out, count):
     """Append the rows that have no entry to `out`, each once; entries found stay until `until`.
@@ -99,10 +108,7 @@ def list_absent(nodes, num, first, num_nodes, table, until, out, count):
     base, shift = table.base, table.shift
     place, last, uses = table.place, table.last, table.uses
     for i in range(num):
-        if i + _AHEAD < num:
-            ahead = np.int64(nodes[i + _AHEAD]) - first
-            if 0 <= ahead < num_nodes and base[ahead >> shift] < 0:
-                prefetch(place, ahead)
+        _ask_ahead(nodes, i, num, first, num_nodes, table)
         row = np.int64(nodes[i]) - first
         if 0 <= row < num_nodes and base[row >> shift] < 0:
             entry = place[row]
@@ -134,10 +140,7 @@ def note_use(nodes, num, first, num_nodes, table, batch, uses):
     """
     base, shift, place = table.base, table.shift, table.place
     for i in range(num):
-        if i + _AHEAD < num:
-            ahead = np.int64(nodes[i + _AHEAD]) - first
-            if 0 <= ahead < num_nodes and base[ahead >> shift] < 0:
-                prefetch(place, ahead)
+        _ask_ahead(nodes, i, num, first, num_nodes, table)
         row = np.int64(nodes[i]) - first
         if 0 <= row < num_nodes and base[row >> shift] < 0:
             entry = place[row]
@@ -301,10 +304,7 @@ def address_entries(nodes, num, first, num_nodes, table, area, slot_bytes, row_b
     per_slot = slot_bytes // row_bytes
     divisor = _divisor(per_slot)
     for i in range(num):
-        if i + _AHEAD < num:
-            ahead = np.int64(nodes[i + _AHEAD]) - first
-            if 0 <= ahead < num_nodes and base[ahead >> shift] < 0:
-                prefetch(place, ahead)
+        _ask_ahead(nodes, i, num, first, num_nodes, table)
         row = np.int64(nodes[i]) - first
         if row < 0 or row >= num_nodes:
             out[i] = NO_ROW

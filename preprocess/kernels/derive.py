@@ -3,10 +3,17 @@
 import numpy as np
 
 from blockstore.kernels.intrinsics import prefetch
-from blockstore.kernels.jit import njit
+from blockstore.kernels.jit import inner, njit
 
 LINE_ITEMS = 16  # float32 in a cache line
 _AHEAD = 6  # edges
+
+
+@inner
+def _ask_for_row(flat, at, low, high):
+    """Prefetch the items [low, high) of the row that begins at `at`."""
+    for item in range(at + low, at + high, LINE_ITEMS):
+        prefetch(flat, item)
 
 
 @njit(nogil=True, cache=True)
@@ -21,9 +28,7 @@ def add_rows(rows, first_row, origins, targets, low, high, sums):
     width, flat = sums.shape[1], sums.reshape(-1)
     for i in range(origins.size):
         if i + _AHEAD < origins.size:
-            near = np.int64(targets[i + _AHEAD]) * width
-            for item in range(near + low, near + high, LINE_ITEMS):
-                prefetch(flat, item)
+            _ask_for_row(flat, np.int64(targets[i + _AHEAD]) * width, low, high)
         row = rows[np.int64(origins[i]) - first_row, low:high]
         into = sums[np.int64(targets[i]), low:high]
         for c in range(row.size):
@@ -36,9 +41,7 @@ def take_greatest(rows, first_row, origins, targets, low, high, sums):
     width, flat = sums.shape[1], sums.reshape(-1)
     for i in range(origins.size):
         if i + _AHEAD < origins.size:
-            near = np.int64(targets[i + _AHEAD]) * width
-            for item in range(near + low, near + high, LINE_ITEMS):
-                prefetch(flat, item)
+            _ask_for_row(flat, np.int64(targets[i + _AHEAD]) * width, low, high)
         row = rows[np.int64(origins[i]) - first_row, low:high]
         into = sums[np.int64(targets[i]), low:high]
         for c in range(row.size):
