@@ -6,7 +6,7 @@ exceeds: so every epoch has the same number of steps, and no step more seeds tha
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,13 +53,13 @@ class MacrobatchPlan(MinibatchPlan):
         assert resolved.macro is not None
         self._macro = resolved.macro
         self._steps = 0 if seeds_in is None else self._count_steps(seeds_in)
-        self._num_steps = self._steps * self._macro.reuse
+        self._num_steps = self._count_sampled()
         self._seeds_in = seeds_in
         self._layouts = dict[int, Epoch]()  # of some epochs; never changed, but replaced
 
-    def placed(self, seeds_in: NDArray[np.int64]) -> "MacrobatchPlan":
+    def placed(self, seeds_in: NDArray[np.int64]) -> Self:
         """The plan, once it is known how many seeds are in each partition."""
-        return MacrobatchPlan(self.resolved, self.part, self._bounds, seeds_in)
+        return type(self)(self.resolved, self.part, self._bounds, seeds_in)
 
     @property
     def num_macros(self) -> int:
@@ -102,6 +102,10 @@ class MacrobatchPlan(MinibatchPlan):
         key = make_key(self.resolved.seed, epoch, _SEEDS, unit.macro, unit.cycle)
         size = int(layout.seeds[unit.macro])
         permute_range(unit.start, unit.stop, size, np.uint64(key), out)
+
+    def _count_sampled(self) -> int:
+        """Batches that are sampled in an epoch."""
+        return self._steps * self._macro.reuse
 
     def _count_steps(self, seeds_in: NDArray[np.int64]) -> int:
         """Steps of a pass, enough for every deal of partitions."""

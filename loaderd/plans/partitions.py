@@ -6,14 +6,14 @@ the whole graph, in which only nodes of its partitions, the *inner* nodes, are e
 take their steps out of it: the plan says which, too.
 """
 
+from typing import Self
+
 import numpy as np
 from numpy.typing import NDArray
 
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import Resolved
-from loaderd.plans.base import EVERY_RANK, Part, Shape, Unit
+from loaderd.plans.base import EVERY_RANK, Shape, Unit
 from loaderd.plans.macrobatch import MacrobatchPlan, share_steps
-from loaderd.plans.minibatch import GraphBounds
 
 
 class PartitionPlan(MacrobatchPlan):
@@ -21,33 +21,12 @@ class PartitionPlan(MacrobatchPlan):
 
     name = "partitions"
 
-    def __init__(
-        self,
-        resolved: Resolved,
-        part: Part,
-        bounds: GraphBounds,
-        seeds_in: NDArray[np.int64] | None = None,
-    ) -> None:
-        """Raises Refused: fewer partitions than ranks."""
-        super().__init__(resolved, part, bounds, seeds_in)
-        if not self.num_macros:
-            raise Refused(
-                f"plan 'partitions': {self._macro.num_partitions} partitions cannot be dealt out "
-                f"to {part.world_size} ranks; take fewer ranks, or a store of more partitions"
-            )
-        self._num_steps = self.num_macros // part.world_size
-        # nodes that a batch may expand; until the sizes of partitions are known the least of it
-        self._inner = bounds.inner or bounds.num_nodes // self.num_macros
-
-    def placed(self, seeds_in: NDArray[np.int64]) -> "PartitionPlan":
-        return PartitionPlan(self.resolved, self.part, self._bounds, seeds_in)
-
-    def sized(self, offsets: NDArray[np.int64]) -> "PartitionPlan":
+    def sized(self, offsets: NDArray[np.int64]) -> Self:
         """The plan, once it is known where partitions begin: int64 (partitions + 1,)."""
         most = -(-self._macro.num_partitions // self.num_macros)  # of a macro-batch
         largest = np.sort(np.diff(offsets))[-most:]
         bounds = self._bounds._replace(inner=int(largest.sum()))
-        return PartitionPlan(self.resolved, self.part, bounds)
+        return type(self)(self.resolved, self.part, bounds)
 
     @property
     def num_macros(self) -> int:
@@ -88,7 +67,9 @@ class PartitionPlan(MacrobatchPlan):
         return self.resolved.num_seeds  # a rank may have all of them
 
     def _most_expanded(self, frontier: int, repeated: int) -> int:
-        return min(frontier, self._inner + repeated)
+        # until the sizes of partitions are known, the least that the largest macro-batch can have
+        inner = self._bounds.inner or self._bounds.num_nodes // self.num_macros
+        return min(frontier, inner + repeated)
 
     def _cuts(self) -> list[int]:
         count = self.num_macros
@@ -98,6 +79,15 @@ class PartitionPlan(MacrobatchPlan):
     def _step_size(self) -> int:
         """Seeds of a step, at most, before each rank rounds its share up."""
         return max(1, self.resolved.batch_size - self.part.world_size + 1)
+
+    def _count_sampled(self) -> int:
+        """A batch of each round.  Raises Refused: fewer partitions than ranks."""
+        if not self.num_macros:
+            raise Refused(
+                f"plan 'partitions': {self._macro.num_partitions} partitions cannot be dealt out "
+                f"to {self.part.world_size} ranks; take fewer ranks, or a store of more partitions"
+            )
+        return self.num_macros // self.part.world_size
 
     def _count_steps(self, seeds_in: NDArray[np.int64]) -> int:
         rounds = self.num_macros // self.part.world_size

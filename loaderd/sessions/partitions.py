@@ -24,12 +24,9 @@ from loaderd.sessions.session import BatchInProgress
 from loaderd.sessions.sizing import (
     BatchMemory,
     ask,
-    check_room,
-    choose_need,
     cut_session,
     explained_shortage,
-    least_of,
-    needs_of,
+    fit,
     resolve_sampled,
     take_memory,
     take_seeds,
@@ -82,11 +79,9 @@ def open_partitions(
     offsets = resources.store.partition_offsets(node_type).astype(np.int64)
     asked = asked._replace(plan=asked.plan.sized(offsets))
     places = -(-8 * asked.plan.resolved.num_seeds // resources.budget.slot_bytes)
-    needs, available = needs_of(resources, asked), resources.broker.available()
-    check_room(resources, least_of(needs) + places, available, "fewer macro_partitions")
-    need, sizes = choose_need(resources, asked, needs, available - places)
+    need, sizes, available = fit(resources, asked, places, "fewer macro_partitions")
     settings, row_blocks = resources.settings, resources.budget.row_blocks
-    cut = cut_session(need, available - places, row_blocks, settings, asked.window(settings))
+    cut = cut_session(need, available, row_blocks, settings, asked.window(settings))
     with explained_shortage(resources, need.least + places), resources.allocation() as allocation:
         spec = take_seeds(resources, allocation, asked, need, sizes)
         run = allocation.run(places).view(np.int64)

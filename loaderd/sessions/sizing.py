@@ -191,10 +191,17 @@ def choose_need(
     return needs[stamp], make_sizes(manifest, asked.plan.resolved, stamp, owners)
 
 
-def fit(resources: StoreResources, asked: Asked) -> tuple[SessionNeed, Sizes, int]:
-    """What a session takes, and the slots that are available.  Raises Refused: too few."""
+def fit(
+    resources: StoreResources, asked: Asked, beside: int = 0, less: str = SMALLER
+) -> tuple[SessionNeed, Sizes, int]:
+    """What a session takes, and the slots that are available for it.
+
+    Raises Refused: too few, with `beside` slots that it takes for more than batches and their
+    seeds; `less` says what would need fewer.
+    """
     needs, available = needs_of(resources, asked), resources.broker.available()
-    check_room(resources, least_of(needs), available)
+    check_room(resources, least_of(needs) + beside, available, less)
+    available -= beside
     return *choose_need(resources, asked, needs, available), available
 
 
