@@ -20,7 +20,7 @@ from loaderd.sampling.hyperbatch.rowcache import region_rows, region_shift, rows
 from loaderd.sampling.hyperbatch.session import Sampled, Sampler, StructureArea
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces, usual_shape
 from loaderd.sampling.hyperbatch.sizing import Estimate, HyperSizing, cut_hyper
-from loaderd.sampling.hyperbatch.together import BlockSampler, scratch_bytes
+from loaderd.sampling.hyperbatch.together import BatchRules, BlockSampler, scratch_bytes
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, StoreResources
 from loaderd.sessions.build import BatchSpec
@@ -62,11 +62,11 @@ def block_sampler(
     resources: StoreResources, spec: BatchSpec, crew: SessionWorkers, scratch: StructureArea
 ) -> BlockSampler:
     """Samples batches together: the graph is not in memory."""
-    return BlockSampler(
-        spec.plan, lambda units, held: resources.builder.roots(spec, units, held),
-        resources.topology, crew, scratch, resources.shared(sampling_turn), spec.record,
-        resources.trace,
-    )  # fmt: skip
+    rules = BatchRules(
+        spec.plan, lambda units, held: resources.builder.roots(spec, units, held), spec.record
+    )
+    turn = resources.shared(sampling_turn)
+    return BlockSampler(rules, resources.topology, crew, scratch, turn, resources.trace)
 
 
 def row_cost(resources: StoreResources, buffers: Sequence[NDArray[np.uint8]]) -> DeviceCost:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,13 @@ from loaderd.sampling.structure import (
 )
 from loaderd.sampling.topology import MultiBlockDraws, Topology
 
-Begin = Callable[[Sequence[Unit], HeldBlocks], list[Roots]]  # where batches begin
+
+class BatchRules(NamedTuple):
+    """What fixes the batches of a session."""
+
+    plan: Plan
+    begin: Callable[[Sequence[Unit], HeldBlocks], list[Roots]]  # where batches begin
+    record: EdgeRecord  # what comes with each sampled edge
 
 
 @dataclass(slots=True)
@@ -106,21 +112,19 @@ class BlockSampler:
 
     def __init__(
         self,
-        plan: Plan,
-        begin: Begin,
+        rules: BatchRules,
         topology: Topology,
         crew: SessionWorkers,
         scratch: StructureArea,
         turn: concurrency.Lock,
-        record: EdgeRecord,
         trace: Trace | None = None,
     ) -> None:
         """`turn`: of the session that samples by blocks, of those at one store."""
-        self._plan, self._roots, self._topology = plan, begin, topology
-        self._residency, self._crew, self._scratch = topology.residency, crew, scratch
+        self._plan, self._roots, self._record = rules
+        self._topology, self._residency = topology, topology.residency
+        self._crew, self._scratch, self._ids = crew, scratch, topology.id_dtype
         self._turn, self._upward, self._trace = turn, True, trace
-        self._ids, self._record = topology.id_dtype, record
-        self._words = np.dtype((np.uint32, max(1, record.size)))  # of an edge's record
+        self._words = np.dtype((np.uint32, max(1, self._record.size)))  # of an edge's record
 
     def sample(
         self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]

@@ -10,7 +10,7 @@ import pytest
 from loaderd.memory.ledger import edge_record
 from loaderd.sampling.hyperbatch.session import Sampled, StructureArea
 from loaderd.sampling.hyperbatch.single import SessionWorkers, Workspaces
-from loaderd.sampling.hyperbatch.together import BlockSampler
+from loaderd.sampling.hyperbatch.together import BatchRules, BlockSampler
 from tests.loaderd.sampling.sampling import BATCH, CASES, TRAIN, Found, Parts, make, parts_of, same
 
 STEPS = TRAIN // BATCH
@@ -40,10 +40,9 @@ def sample(parts: Parts, area_bytes: int, scratch_bytes: int) -> list[Sampled]:
         crew = SessionWorkers(workspaces, lambda step: threads.submit(step), lambda: None)
         begin: Any = lambda units, _held: [parts.roots(unit) for unit in units]  # noqa: E731
         scratch = StructureArea(np.zeros(scratch_bytes, np.uint8))
-        sampler = BlockSampler(
-            parts.plan, begin, parts.topology, crew, scratch, threading.Lock(),
-            edge_record(parts.made.store.manifest, parts.plan.resolved),
-        )  # fmt: skip
+        record = edge_record(parts.made.store.manifest, parts.plan.resolved)
+        rules = BatchRules(parts.plan, begin, record)
+        sampler = BlockSampler(rules, parts.topology, crew, scratch, threading.Lock())
         units = [parts.plan.unit(1, step) for step in range(STEPS)]
         area = StructureArea(np.zeros(area_bytes, np.uint8))
         found = sampler.sample(units, 40, area, lambda: False)
