@@ -24,9 +24,8 @@ from clients.dataset import gather_threads
 from clients.records import TensorRecord
 from clients.torch import (
     Fanouts,
-    InputNodes,
     NodeSampledDataset,
-    SamplingOptions,
+    SeededOptions,
     batch_fields,
     only_type,
 )
@@ -262,8 +261,7 @@ class SplitDataset(NodeSampledDataset[SplitBatch]):
         owner: int,
         num_owners: int = 0,
         mixed_rows: bool = False,
-        input_nodes: InputNodes = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[SeededOptions],
     ) -> None:
         """As `NeighborDataset`; what splits cannot be made of, the daemon refuses.
 
@@ -280,9 +278,7 @@ class SplitDataset(NodeSampledDataset[SplitBatch]):
                 f"{endpoint}: mixed_rows takes rows out of the memory of a daemon on this host, "
                 "expected an endpoint ipc://; leave mixed_rows out"
             )
-        super().__init__(
-            endpoint, split, num_neighbors, batch_size, input_nodes=input_nodes, **options
-        )
+        super().__init__(endpoint, split, num_neighbors, batch_size, **options)
         self._request = checked_request(msgspec.structs.replace(self._request, owners=owners))
         self._owner, self._num_owners, self._mixed_rows = owner, num_owners, mixed_rows
 

@@ -281,6 +281,15 @@ class SamplingOptions(DatasetOptions, total=False):
     halos: bool
 
 
+class SeededOptions(SamplingOptions, total=False):
+    """Options of datasets of a store of one node type, in addition to `SamplingOptions`.
+
+    input_nodes         as of `NeighborDataset`
+    """
+
+    input_nodes: InputNodes
+
+
 class SampledDataset(SteppedDataset[B_co]):
     """Batches sampled around seeds, which are nodes here and edges in `clients.link`."""
 

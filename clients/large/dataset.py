@@ -27,9 +27,8 @@ from clients.large.steps import EpochSteps, LargeSteps, PartitionSteps
 from clients.torch import (
     Batch,
     Fanouts,
-    InputNodes,
     NodeSampledDataset,
-    SamplingOptions,
+    SeededOptions,
     batch_fields,
     only_type,
 )
@@ -67,8 +66,7 @@ class LargeDataset(NodeSampledDataset[Batch]):
         draws: Literal["own", "shared", "partitions"] = "own",
         large_batches: int = 0,
         second_fanout: Sequence[int] = (),
-        input_nodes: InputNodes = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[SeededOptions],
     ) -> None:
         """As `NeighborDataset`, one node type and relation and no times.
 
@@ -83,9 +81,7 @@ class LargeDataset(NodeSampledDataset[Batch]):
         second_fanout  of shared draws: how many of them each step keeps of each node, by hop, -1 is
                        all
         """
-        super().__init__(
-            endpoint, split, num_neighbors, batch_size, input_nodes=input_nodes, **options
-        )
+        super().__init__(endpoint, split, num_neighbors, batch_size, **options)
         self.fused = False  # whether batches are handed out as `FusedBatch`
         self.current: LargeBatch | None = None  # out of which the newest batch was handed out
         self._draws, self._steps_asked = draws, large_batches

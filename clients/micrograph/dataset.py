@@ -12,9 +12,8 @@ from clients.connection.request import checked_request
 from clients.torch import (
     Batch,
     Fanouts,
-    InputNodes,
     NodeSampledDataset,
-    SamplingOptions,
+    SeededOptions,
     batch_fields,
     only_type,
 )
@@ -46,8 +45,7 @@ class HomeDataset(NodeSampledDataset[HomeBatch]):
         *,
         owners: str,
         time_steps: int = 0,
-        input_nodes: InputNodes = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[SeededOptions],
     ) -> None:
         """As `NeighborDataset`; what cannot be placed at home, the daemon refuses.
 
@@ -55,9 +53,7 @@ class HomeDataset(NodeSampledDataset[HomeBatch]):
         time_steps   seeds are merged by model into so many time steps; 0: each stays at home
         frontier     "layer"
         """
-        super().__init__(
-            endpoint, split, num_neighbors, batch_size, input_nodes=input_nodes, **options
-        )
+        super().__init__(endpoint, split, num_neighbors, batch_size, **options)
         self._request = checked_request(
             msgspec.structs.replace(self._request, owners=owners, home=HomePlacement(time_steps))
         )
