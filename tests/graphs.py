@@ -51,6 +51,21 @@ def make_csc(
     return Csc(indptr, indices, rng.permutation(num_edges).astype(edge_ids) + edge_ids.type(top))
 
 
+# partitions of `spread_csc`, one of one node and one empty, and nodes that are copied beside each
+OFFSETS = (0, 60, 61, 150, 230, 230, 310, 400)
+HALOS = ([70, 200, 399], [], [0, 17, 300], [61, 62], [5], [], [1, 2, 3, 200, 201])
+
+
+def spread_csc(rng: np.random.Generator) -> tuple[Csc, NDArray[np.float32]]:
+    """Columns from none to several blocks of 4 KiB; weights of their edges, a fifth of them 0."""
+    degrees = rng.integers(0, 30, OFFSETS[-1])
+    degrees[[5, 17, 61, 200, 229, 399]] = (3000, 1500, 2000, 900, 2500, 2100)
+    csc = make_csc(degrees, 2)
+    weights = rng.exponential(1.0, csc.indices.size).astype(np.float32)
+    weights[rng.random(weights.size) < 0.2] = 0
+    return csc, weights
+
+
 @st.composite
 def csc_graphs(
     draw: Any, max_nodes: int = 60, max_degree: int = 40, max_multi_block: int = 0,

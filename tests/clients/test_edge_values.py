@@ -13,7 +13,7 @@ from clients.mfg import to_minibatch  # noqa: E402
 from clients.torch import HeteroDataset, NeighborDataset  # noqa: E402
 from loaderd.api.errors import Refused  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
-from tests.graphs import make_csc  # noqa: E402
+from tests.graphs import HALOS, OFFSETS, make_csc, spread_csc  # noqa: E402
 from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402
 from tests.later import Later  # noqa: E402
 from tests.remotes import remote_daemon  # noqa: E402
@@ -23,9 +23,7 @@ Later("torch_geometric")
 pyg = Later("clients.pyg")
 gnn = Later("torch_geometric.nn")
 
-NODES = 400
-OFFSETS = (0, 60, 61, 150, 230, 230, 310, 400)
-HALOS = ([70, 200, 399], [], [0, 17, 300], [61, 62], [5], [], [1, 2, 3, 200, 201])
+NODES = OFFSETS[-1]
 BOTH = {"edge_weights": True, "edge_times": True}
 CITES, WRITES, MAKES = ("p", "cites", "p"), ("a", "writes", "p"), ("p", "made", "a")
 
@@ -34,11 +32,7 @@ CITES, WRITES, MAKES = ("p", "cites", "p"), ("a", "writes", "p"), ("p", "made", 
 def graph(tmp_path_factory):
     """Columns from none to several blocks; partitions, hubs and halos."""
     rng = np.random.default_rng(1)
-    degrees = rng.integers(0, 30, NODES)
-    degrees[[5, 17, 61, 200, 229, 399]] = (3000, 1500, 2000, 900, 2500, 2100)
-    csc = make_csc(degrees, 2)
-    weights = rng.exponential(1.0, csc.indices.size).astype(np.float32)
-    weights[rng.random(weights.size) < 0.2] = 0
+    csc, weights = spread_csc(rng)
     times = rng.integers(-(2**40), 2**40, weights.size)
     store = tmp_path_factory.mktemp("values") / "store"
     write_store(

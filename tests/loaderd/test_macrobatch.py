@@ -21,16 +21,14 @@ from preprocess.partition.partition import PartitionOptions
 from preprocess.sources.plain import PlainSource
 from tests.daemons import daemon
 from tests.differences import At, same_batch
-from tests.graphs import Csc, make_csc
+from tests.graphs import HALOS, OFFSETS, Csc, spread_csc
 from tests.preprocess.quiet import QUIET
 from tests.reference import Labor, make_key, permute, sample_batch
 from tests.stores import write_store
 from tools.replay import read_trace
 
-SEED, BATCH, NODES = 3, 8, 400
-OFFSETS = (0, 60, 61, 150, 230, 230, 310, 400)  # one of one node, one empty
+SEED, BATCH = 3, 8
 HUBS = (200, 17, 33)
-HALOS = ([70, 200, 399], [], [0, 17, 300], [61, 62], [5], [], [1, 2, 3, 200, 201])
 SEEDS = [*range(0, 400, 3), 5, 5, 17]
 PARTITIONS = 3
 _PARTITIONS, _SEEDS = 1 << 62, 3 << 61
@@ -39,12 +37,7 @@ _PARTITIONS, _SEEDS = 1 << 62, 3 << 61
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory) -> tuple[Csc, np.ndarray, Path]:
     """Columns from none to several blocks of 4 KiB, weights with zeros, and their store."""
-    rng = np.random.default_rng(1)
-    degrees = rng.integers(0, 30, NODES)
-    degrees[[5, 17, 61, 200, 229, 399]] = (3000, 1500, 2000, 900, 2500, 2100)
-    graph = make_csc(degrees, 2)
-    weights = rng.exponential(1.0, graph.indices.size).astype(np.float32)
-    weights[rng.random(weights.size) < 0.2] = 0
+    graph, weights = spread_csc(np.random.default_rng(1))
     store = tmp_path_factory.mktemp("macro") / "store"
     write_store(
         store, graph, SEEDS, weights=weights, offsets=OFFSETS, hubs=HUBS, halos=HALOS
@@ -104,7 +97,7 @@ def expected_epoch(graph, epoch: int, options: dict, passes: int = 1):
         members = members_of(partitions, options.get("hubs", True), options.get("halos", True))
         kept = [
             [e for e in range(csc.indptr[v], csc.indptr[v + 1]) if csc.indices[e] in members]
-            for v in range(NODES)
+            for v in range(OFFSETS[-1])
         ]
         indptr = np.cumsum([0, *map(len, kept)])
         edges = np.array([e for column in kept for e in column], np.int64)

@@ -16,14 +16,10 @@ from clients.ranks import Ranks  # noqa: E402
 from clients.settings import Settings  # noqa: E402
 from clients.train import train  # noqa: E402
 from loaderd.api.errors import Refused  # noqa: E402
-from preprocess.ingest.ingest import ingest  # noqa: E402
-from preprocess.ingest.options import IngestOptions  # noqa: E402
-from preprocess.sources.generate import GraphRecipe, generate  # noqa: E402
-from preprocess.sources.plain import PlainSource  # noqa: E402
 from tests.clients.ddp_trainer import trained  # noqa: E402
-from tests.daemons import ROOT, daemon  # noqa: E402
+from tests.clients.small_job import job_settings, serve_graph  # noqa: E402
+from tests.daemons import ROOT  # noqa: E402
 from tests.differences import flat  # noqa: E402
-from tests.preprocess.quiet import QUIET  # noqa: E402
 from tests.ranks import pool  # noqa: E402
 
 SHARED = {"frontier": "layer", "draws": "shared", "large_batches": 3}
@@ -31,10 +27,7 @@ SHARED = {"frontier": "layer", "draws": "shared", "large_batches": 3}
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("large")
-    generate(folder / "graph", GraphRecipe(600, 6, 8, 4, 0.5, 0.1, 0.1, seed=2), QUIET)
-    ingest(PlainSource(folder / "graph"), folder / "store", IngestOptions(), QUIET)
-    with daemon(folder / "store", "32M", 2) as endpoint:
+    with serve_graph(tmp_path_factory.mktemp("large"), train=0.5) as endpoint:
         yield endpoint
 
 
@@ -45,10 +38,7 @@ def ranks():
 
 
 def settings(endpoint: str, **options) -> dict:
-    return {
-        "endpoint": endpoint, "epochs": 2, "num_neighbors": (4, 3), "batch_size": 40, "hidden": 8,
-        "learning_rate": 0.01, "seed": 5, "device": "cpu", **options,
-    }  # fmt: skip
+    return job_settings(endpoint, batch_size=40, device="cpu", **options)
 
 
 @pytest.mark.parametrize("frontier", ["new", "layer"])
