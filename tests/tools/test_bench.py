@@ -137,7 +137,14 @@ def test_rows_of_a_peer_and_a_plain_copy(folder):
             assert [f["requests"] for f in figures] == [2, 4]
 
 
+def test_objects_without_obstore_say_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr(objects, "find_spec", lambda _name: None)
+    with pytest.raises(SystemExit, match=r'none: pip install "blockstore\[objects\]"$'):
+        run("objects", ["--folder", str(tmp_path)])
+
+
 def test_objects_into_a_cache_and_a_plain_loop(folder):
+    pytest.importorskip("obstore")
     given = objects.ObjectsOptions(
         folder, nodes=20_000, features=64, degree=2, latency=0.002, rate=0
     )

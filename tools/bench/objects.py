@@ -13,15 +13,16 @@ import asyncio
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from obstore.store import from_url
 
 from blockstore.format import PAGE_BYTES
 from blockstore.io.buffers import aligned_buffer
@@ -127,6 +128,8 @@ def open_cached(given: ObjectsOptions, url: str) -> Iterator[Run]:
 
 def open_plain(given: ObjectsOptions, url: str) -> Iterator[Run]:
     """The same ranges, by threads as many as the cache has requests on their way."""
+    from obstore.store import from_url
+
     store, bucket = open_store(given.store()), from_url(url, client_options={"allow_http": True})
     file = features(given.store())
     names = [str(path.relative_to(store.path.resolve())) for path in file.shards]
@@ -147,6 +150,8 @@ def open_plain(given: ObjectsOptions, url: str) -> Iterator[Run]:
 
 def objects(given: ObjectsOptions) -> Iterator[BenchPlan]:
     """Both sides against one server."""
+    if find_spec("obstore") is None:
+        sys.exit('bench objects needs obstore, found none: pip install "blockstore[objects]"')
     port = free_port()
     server = CONTEXT.Process(
         target=answer_files, args=(given.store(), port, given.latency, given.rate)
