@@ -9,7 +9,6 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.sampler import NegativeSampling
 
 from clients.dataset import SteppedDataset
@@ -150,11 +149,6 @@ class NeighborLoader(DaemonLoader):
     """
 
     dataset: NeighborDataset | HeteroDataset
-
-    @property  # type: ignore[misc]  # that of `object` can be set
-    def __class__(self) -> Any:
-        """PyG's own loader: its models assert that, without a word, before they ask for `data`."""
-        return PygNeighborLoader
 
     @property
     def data(self) -> Any:
