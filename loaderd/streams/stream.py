@@ -214,19 +214,30 @@ class Stream:
 
         Batches before it that have gone are built again, if few others are on their way.
         """
-        if self.closing or self.stuck or self.error is not None or cursor.epoch != self.epoch:
+        if not self._goes_on or cursor.epoch != self.epoch or self._would_wait(cursor):
             return False
         stride, depth = cursor.stride * self.world, self.depth
         place = self._position(cursor.step, stride)
         found = [b for b in self._ring.values() if place.wants(b.run, b.step)]
-        later = any(b.is_held and b.step > cursor.step for b in self._ring.values())
-        if self.world > 1 and later and cursor.stream not in (None, self):
-            return False  # it may need what the other ranks have the memory for, and has some
         if not all(b.untouched for b in found) or cursor.step > self.front + depth * stride:
             return False
         missing = len(range(cursor.step, self.front, stride)) - len(found)
-        coming = 0 if self.world > 1 else sum(not b.pieces for b in self._ring.values())
-        return missing <= 0 or (missing <= AGAIN * depth and coming <= depth)
+        if missing <= 0:
+            return True
+        # ranks of a job wait for each other's batches, however many are on their way
+        waiting = self.world == 1 and sum(not b.pieces for b in self._ring.values()) > depth
+        return missing <= AGAIN * depth and not waiting
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether it still builds batches for those who read it."""
+        return not self.closing and not self.stuck and self.error is None
+
+    def _would_wait(self, cursor: Cursor) -> bool:
+        """Whether a rank that has another stream may find the memory with the ranks ahead of it."""
+        if self.world == 1 or cursor.stream in (None, self):
+            return False
+        return any(b.is_held and b.step > cursor.step for b in self._ring.values())
 
     def join(self, cursor: Cursor) -> None:
         """A cursor reads the newest run on from where it is; `can_join` has been asked."""
@@ -246,11 +257,11 @@ class Stream:
     def can_begin(self, cursor: Cursor) -> bool:
         """Whether a cursor can have another run begin: nobody else asks for more of this one."""
         is_free = not self.leased and not any(c is not cursor for c in self.live)
-        return self.session.serves(cursor.epoch) and (is_free or self._goes_on(cursor))
+        return self.session.serves(cursor.epoch) and (is_free or self._can_follow(cursor))
 
-    def _goes_on(self, cursor: Cursor) -> bool:
+    def _can_follow(self, cursor: Cursor) -> bool:
         """Whether all that was asked for is wanted, and nothing more of this run is."""
-        if not self.run or self.error is not None or self.closing or self.stuck:
+        if not self.run or not self._goes_on:
             return False
         if self.world > 1 and len(self._ring) >= self.depth:
             return False  # it would wait for ranks that wait for it, in the step that they are at
@@ -263,7 +274,7 @@ class Stream:
 
     def begin(self, cursor: Cursor) -> None:
         """A run from where a cursor is; the others are expected to come along."""
-        fresh = not self._goes_on(cursor)
+        fresh = not self._can_follow(cursor)
         if fresh:
             self._ring.clear()
             self._skips.clear()
