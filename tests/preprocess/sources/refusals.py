@@ -1,6 +1,7 @@
 """What a malformed source must say: one line that names file and place."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,20 @@ def read_whole(source: Source) -> None:
         check_edge_splits(source, relation)
 
 
-def assert_refused(folder: Path, attempt: Callable[[], Source], words: str) -> None:
-    """Opening or reading a source fails with one line that begins with a file of the folder."""
+@contextmanager
+def refused(folder: Path, words: str) -> Iterator[None]:
+    """What is done raises BadInput, whose one line begins with a file of the folder."""
     with pytest.raises(BadInput) as caught:
-        read_whole(attempt())
+        yield
     message = str(caught.value)
     assert words in message
     assert message.startswith(str(folder))
     assert ": found " in message
     assert ", expected " in message
     assert "\n" not in message
+
+
+def assert_refused(folder: Path, attempt: Callable[[], Source], words: str) -> None:
+    """Opening or reading a source fails with one such line."""
+    with refused(folder, words):
+        read_whole(attempt())

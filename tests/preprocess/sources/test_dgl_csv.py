@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from preprocess.errors import BadInput
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.sources.dgl_csv import DglCsvSource
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.sources.reading import read_all, ready, texts_of
+from tests.preprocess.sources.refusals import refused
 
 META = """version: 1.0.0
 dataset_name: small
@@ -145,14 +145,7 @@ def test_what_is_refused_is_named(tmp_path: Path, name: str):
     spoiler, words = REFUSED[name]
     spoiler(homogeneous(tmp_path))
 
-    def attempt() -> None:
+    with refused(tmp_path, words):
         source = DglCsvSource(tmp_path)
         with ready(source, tmp_path):
             read_all(source)
-
-    with pytest.raises(BadInput) as caught:
-        attempt()
-    message = str(caught.value)
-    assert words in message
-    assert message.startswith(str(tmp_path))
-    assert "\n" not in message
