@@ -1,5 +1,6 @@
 """Row arrays that are chosen come alone: the others are neither read nor sent."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,13 +29,19 @@ PLANS = ("minibatch", "hyperbatch", "macrobatch")
 ASKED = {"num_neighbors": (4, 3), "batch_size": 200, "seed": 3}
 
 
-@pytest.fixture(scope="module", params=["3M", "6M", "64M"])
-def served(request, tmp_path_factory):
-    """A store of one type and one of several, with hardly room, more, and room for everything."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A store of one type and one of several."""
     folder = tmp_path_factory.mktemp("choice")
     for name, write in (("plain", write_plain), ("hetero", write_hetero)):
         write(folder / name)
         ingest(open_source(folder / name).source, folder / f"{name}.store", OPTIONS, QUIET)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["3M", "6M", "64M"])
+def served(request, folder):
+    """Both, with hardly room, more, and room for everything."""
     one = daemon(folder / "plain.store", request.param, 2)
     with one as plain, daemon(folder / "hetero.store", request.param, 2) as hetero:
         yield SimpleNamespace(plain=plain, hetero=hetero, mem=request.param)
@@ -101,14 +108,12 @@ def test_rows_of_edges_are_chosen_too(served, plan):
         assert batch.features == {}
 
 
-def test_what_is_not_asked_for_is_not_read(tmp_path):
+def test_what_is_not_asked_for_is_not_read(folder):
     """The graph is in memory, so that what an epoch reads are rows: of labels none but these."""
-    write_plain(tmp_path / "plain")
-    ingest(open_source(tmp_path / "plain").source, tmp_path / "store", OPTIONS, QUIET)
     read = {}
     for features, labels in ((None, True), (("year",), True), ((), True), ((), False)):
         chosen = {} if features is None else {"features": features}
-        with daemon(tmp_path / "store", "64M", 2) as endpoint:
+        with daemon(folder / "plain.store", "64M", 2) as endpoint:
             epoch_of(NeighborDataset, endpoint, plan="minibatch", labels=labels, **chosen)
             read[features, labels] = ask_status(parse_either(endpoint)).counters["bytes_read"]
     whole, years, labels, none = read.values()
@@ -118,10 +123,9 @@ def test_what_is_not_asked_for_is_not_read(tmp_path):
     assert whole > years + NODES * 12 * 2
 
 
-def test_damage_of_what_is_not_asked_for_is_not_met(tmp_path):
+def test_damage_of_what_is_not_asked_for_is_not_met(folder, tmp_path):
     """Of hubs and halos neither: no plan reads a page of them."""
-    write_plain(tmp_path / "plain")
-    ingest(open_source(tmp_path / "plain").source, tmp_path / "store", OPTIONS, QUIET)
+    shutil.copytree(folder / "plain.store", tmp_path / "store")
     store = open_store(tmp_path / "store")
     (node,) = store.manifest.types
     assert node.halo is not None

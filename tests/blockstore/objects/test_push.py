@@ -21,7 +21,7 @@ from tests.buckets import BUCKET, Proxy, proxied
 from tests.daemons import ROOT
 from tests.loaderd.parts import partition_owners, write_whole
 
-KILLS = 20
+KILLS = 12
 
 
 @pytest.fixture(scope="module")
