@@ -165,17 +165,13 @@ def test_a_pack_is_found_by_its_batches(store: Path):
     assert index.pack is made
 
 
-def stopped(after: int) -> Any:
-    """`WorkFolder.finish` that ends the run after so many stages."""
-    finish, count = WorkFolder.finish, [0]
+_FINISH = WorkFolder.finish
 
-    def finish_and_stop(work: WorkFolder, *arguments: Any) -> None:
-        finish(work, *arguments)
-        count[0] += 1
-        if count[0] == after:
-            raise KeyboardInterrupt
 
-    return finish_and_stop
+def finish_and_stop(*arguments: Any) -> None:
+    """`WorkFolder.finish`, after which the run ends."""
+    _FINISH(*arguments)
+    raise KeyboardInterrupt
 
 
 def test_a_run_goes_on_after_every_stage(
@@ -186,7 +182,7 @@ def test_a_run_goes_on_after_every_stage(
     shutil.rmtree(target)
     for _ in whole.stages[1:]:  # each run does one stage more, with what those before it left
         with monkeypatch.context() as patch:
-            patch.setattr(WorkFolder, "finish", stopped(1))
+            patch.setattr(WorkFolder, "finish", finish_and_stop)
             with pytest.raises(KeyboardInterrupt):
                 pack(store, OPTIONS, hot=8 << 10, group=6 << 10)
         assert not target.exists()
