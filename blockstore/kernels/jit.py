@@ -40,6 +40,19 @@ def njit(**options: Any) -> Callable[[Any], Any]:
     return compile_later
 
 
+_compile_by: Callable[[Any, Any], bool] | None = None
+
+
+def compile_by(other: Callable[[Any, Any], bool]) -> None:
+    """From now on have kernels that are not in the cache compiled by `other`.
+
+    other   gets a function and numba's signature; returns whether the cache has the kernel now. If
+            not, this process compiles it
+    """
+    global _compile_by
+    _compile_by = other
+
+
 def cache_folder(kernel: Any) -> str | None:
     """Where a compiled function is kept; None: nowhere."""
     folder: str | None = getattr(getattr(kernel, "_cache", None), "cache_path", None)
@@ -130,6 +143,12 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         # that it calls, and pickles of the records that it takes, which other modules define.
         sources = _digest(Path(function.__code__.co_filename).parent)
         self._cache_file._version = f"{numba.__version__} {sources}"
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        found = super().load_overload(sig, target_context)
+        if found is None and _compile_by is not None and _compile_by(self._py_func, sig):
+            found = super().load_overload(sig, target_context)
+        return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """A disk that is full, say, is no reason not to run."""

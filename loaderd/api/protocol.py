@@ -453,6 +453,7 @@ class StatusReply(Message, frozen=True, kw_only=True, tag="status-reply"):
     workers: int = 0  # threads that build
     readers: int = 0  # threads that read
     reload_error: str = ""  # of the newest reload; "": none was, or it went well
+    compiling: str = ""  # the kernel that batches wait for; "": none
 
 
 ClientMessage = (

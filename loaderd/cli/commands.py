@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import os
@@ -21,6 +22,7 @@ from blockstore.errors import StoreError
 from blockstore.flags import Panels, grouped
 from blockstore.io.arena import Arena
 from blockstore.io.reclaim import reclaim_later
+from blockstore.kernels.compiling import use_child
 from blockstore.objects.bucket import parse_url
 from blockstore.objects.remote import ObjectStores
 from blockstore.store import Store, open_store
@@ -106,6 +108,9 @@ def serve(
     """Serve stores until SIGTERM; SIGHUP has them opened again."""
     del config  # its callback has put its options among the others
     with _one_line_errors(), contextlib.ExitStack() as stack:
+        how = monitoring.log_format.value, monitoring.log_level.value
+        stack.enter_context(logging_to_stderr(*how))
+        use_child(functools.partial(tell, log, logging.INFO))  # before any kernel runs
         address, mem_bytes = parse_endpoint(endpoint), resources.settings().mem_bytes
         if (buckets := objects.stores(store, mem_bytes)) is not None:
             stack.enter_context(buckets)
@@ -122,16 +127,14 @@ def serve(
         if resources.dry_run:
             typer.echo(ledger_text(plan_budget(opened, settings), settings.mem_bytes))
             return
-        access = flags.access(users, others)
-        with logging_to_stderr(monitoring.log_format.value, monitoring.log_level.value):
-            source = peer_source(peers)
-            if resources.while_used is not None:
-                end_when_unused(resources.while_used)
+        access, source = flags.access(users, others), peer_source(peers)
+        if resources.while_used is not None:
+            end_when_unused(resources.while_used)
 
-            def reopen() -> list[Store]:
-                return [_open(path, buckets) for path in _paths(context)]
+        def reopen() -> list[Store]:
+            return [_open(path, buckets) for path in _paths(context)]
 
-            _serve(opened, settings, source, address, monitoring, access, reopen)
+        _serve(opened, settings, source, address, monitoring, access, reopen)
 
 
 def _open(place: Path, buckets: ObjectStores | None) -> Store:

@@ -44,7 +44,8 @@ def status_text(reply: StatusReply) -> str:
         "\n".join(map(store_text, reply.stores))
         + f"\npid {reply.pid}, up {duration(reply.uptime_s)}"
         + (", draining" if reply.draining else "")
-        + (f"\nreload failed: {reply.reload_error}" if reply.reload_error else ""),
+        + (f"\nreload failed: {reply.reload_error}" if reply.reload_error else "")
+        + (f"\ncompiling: {reply.compiling}, and batches wait" if reply.compiling else ""),
         ledger_text(own, reply.budget_bytes),
         _sessions_text(reply.sessions),
         "\n".join(

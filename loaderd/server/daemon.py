@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from blockstore.errors import StoreError
+from blockstore.kernels.compiling import awaited_kernel
 from loaderd.api.endpoint import Endpoint
 from loaderd.api.errors import BadMessage, DaemonError, Refused, SessionLost, ShuttingDown
 from loaderd.api.protocol import (
@@ -305,6 +306,7 @@ class Daemon:
             workers=self._engine.settings.workers,
             readers=self._engine.settings.readers,
             reload_error=utf8_text(self._engine.reload_error),
+            compiling=awaited_kernel(),
         )
 
 
