@@ -26,6 +26,7 @@ from preprocess.cli.info import info_text, owner_line, owner_lines, store_info
 from preprocess.cli.objects import place_for, run_pull, run_push
 from preprocess.cli.report import graph_text, made_line
 from preprocess.cli.summary import summarise
+from preprocess.cli.warm import warm as warm_kernels
 from preprocess.derive.derive import derive as derive_features
 from preprocess.errors import BadInput
 from preprocess.export.export import export as export_store
@@ -277,6 +278,16 @@ def info(
         typer.echo("\n".join([info_text(opened), *owner_lines(opened), *pack_lines(opened.path)]))
         if found is not None:
             typer.echo(graph_text(found))
+
+
+@app.command()
+def warm() -> None:
+    """Compile the kernels of ingest, daemon and trainers now, so that nobody waits for them later.
+
+    They are kept for this user and this version; small graphs are sampled from for a minute or two.
+    """
+    with _one_line_errors():
+        typer.echo(f"{warm_kernels(Progress())}: compiled kernels are there")
 
 
 @app.command()

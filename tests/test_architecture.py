@@ -35,9 +35,10 @@ MAY_IMPORT = {  # package -> modules of ours; a package stands for all of its mo
     },
     "tools": {"tools", "blockstore", "preprocess", "loaderd", "clients"},
 }
-# folders that may import more: packs are what the daemon's own engine samples
+# folders that may import more: packs, and what is compiled ahead, the daemon's engine samples
 MORE = {
     "preprocess/packs": {"loaderd"},
+    "preprocess/cli/warm.py": {"loaderd.api.protocol", "loaderd.cli", "loaderd.sessions"},
     "preprocess/__main__.py": {"loaderd.api.errors"},
     # inference is a run of stages over a whole store, whose path the daemon tells
     "clients/inference": {"blockstore", "preprocess", "loaderd.server.transport"},

@@ -6,6 +6,7 @@ that both share (`use_child`), and loads from there.  The child ends when nobody
 seconds, or when the process that asks has ended.
 """
 
+import contextlib
 import importlib
 import os
 import pickle
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from blockstore.kernels import jit
@@ -130,6 +132,9 @@ def _read_exactly(source: BinaryIO, count: int) -> bytes:
 
 def main() -> None:
     """The child: compile what is asked for, and say whether that went well."""
+    # where memory is short the child is killed, and not the process that serves
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
     out = os.dup(1)
     os.dup2(2, 1)  # whatever is printed is no answer
     while asked := _read(sys.stdin.buffer):

@@ -108,8 +108,9 @@ def serve(
     """Serve stores until SIGTERM; SIGHUP has them opened again."""
     del config  # its callback has put its options among the others
     with _one_line_errors(), contextlib.ExitStack() as stack:
-        how = monitoring.log_format.value, monitoring.log_level.value
-        stack.enter_context(logging_to_stderr(*how))
+        stack.enter_context(
+            logging_to_stderr(monitoring.log_format.value, monitoring.log_level.value)
+        )
         use_child(functools.partial(tell, log, logging.INFO))  # before any kernel runs
         address, mem_bytes = parse_endpoint(endpoint), resources.settings().mem_bytes
         if (buckets := objects.stores(store, mem_bytes)) is not None:

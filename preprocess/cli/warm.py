@@ -1,0 +1,135 @@
+"""Compiling ahead: small stores are made and sampled from, so that the cache has the kernels."""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from blockstore.errors import NotServed
+from blockstore.kernels.crc import page_crcs
+from blockstore.kernels.jit import cache_folder
+from blockstore.kernels.rows import expand_counts, gather_rows, scatter_rows
+from blockstore.store import open_store
+from blockstore.units import parse_bytes
+from loaderd.api.protocol import Attach, Labor, SeedEdges, Temporal
+from loaderd.cli.advise.trial import try_plan
+from loaderd.sessions.engine import default_settings
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
+from preprocess.partition.partition import PartitionOptions
+from preprocess.pipeline.progress import Progress
+from preprocess.sources.layouts import open_source
+
+_NODES, _EDGES = 40_000, 1_000_000
+_ROOMY, _TIGHT = "256M", "24M"  # all in memory; and less than the graph and its rows take
+_TYPED = {"node_types": {"a": 2_000, "b": 2_000}, "relations": ["a|to|b", "b|to|a", "a|to|a"]}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUse:
+    """Batches of one kind that are sampled."""
+
+    name: str
+    store: str
+    mem: str = _ROOMY
+    request: dict[str, Any] = field(default_factory=dict)
+
+
+USES = (
+    KernelUse("minibatch", "plain", request={"plan": "minibatch"}),
+    KernelUse("hyperbatch", "plain", _TIGHT, {"plan": "hyperbatch"}),
+    KernelUse("macrobatch", "plain", _TIGHT, {"plan": "macrobatch"}),
+    KernelUse("LABOR", "plain", request={"labor": Labor()}),
+    KernelUse("LABOR, hyperbatch", "plain", _TIGHT, {"labor": Labor(), "plan": "hyperbatch"}),
+    KernelUse("weights", "plain", request={"weighted": True, "edge_weights": True}),
+    KernelUse("weights, hyperbatch", "plain", _TIGHT, {"weighted": True, "plan": "hyperbatch"}),
+    KernelUse("edge ids", "plain", request={"return_e_id": True, "edge_features": True}),
+    KernelUse(
+        "links", "plain",
+        request={"edges": SeedEdges(negatives="binary", amount=1, exclude="self"), "split": "all"},
+    ),
+    KernelUse(
+        "times", "plain",
+        request={
+            "edges": SeedEdges(), "split": "all", "edge_times": True,
+            "temporal": Temporal(times="edges", strategy="last"),
+        },
+    ),
+    KernelUse("types", "typed", request={"seed_type": "b"}),
+)  # fmt: skip
+
+
+def warm(progress: Progress) -> str:
+    """Compile what ingest, a daemon and a trainer need; returns where it is kept.
+
+    Raises NotServed: nowhere.
+    """
+    folder = cache_folder(page_crcs)
+    if folder is None:
+        raise NotServed(
+            "warm: compiled kernels can be kept nowhere, expected an installation that can be "
+            "written, or a folder of this user alone; see `loaderd doctor`"
+        )
+    with tempfile.TemporaryDirectory(prefix="blockstore-warm-") as name:
+        place = Path(name)
+        with progress.stage("ingest", 2, "stores") as stage:
+            for store in _ingest(place):
+                stage.advance(1)
+                del store
+        with progress.stage("sample", len(USES), "kinds of batches") as stage:
+            for case in USES:
+                _sample(place / f"{case.store}.store", case)
+                stage.advance(1)
+    _gather()
+    return folder
+
+
+def _ingest(place: Path) -> Iterator[Path]:
+    random = np.random.default_rng(0)
+    plain, typed = place / "plain", place / "typed"
+    for folder in (plain, typed):
+        folder.mkdir()
+    arrays: dict[str, Any] = {
+        "edge_index": random.integers(0, _NODES, (2, _EDGES)),
+        "edge_weight": random.random(_EDGES, np.float32),
+        "edge_time": np.arange(_EDGES),
+        "edge_feat": random.random((_EDGES, 1), np.float32),
+        "node_feat": random.random((_NODES, 128), np.float32),
+        "node_label": random.integers(0, 4, _NODES),
+        "train_idx": np.arange(_NODES // 2),
+    }
+    for name, array in arrays.items():
+        np.save(plain / f"{name}.npy", array)
+    (typed / "schema.json").write_bytes(msgspec.json.encode(_TYPED))
+    for relation in _TYPED["relations"]:
+        edges = random.integers(0, 2_000, (2, 8_000))
+        np.save(typed / f"edge__{str(relation).replace('|', '__')}.npy", edges)
+    np.save(typed / "feat__a.npy", random.random((2_000, 8), np.float32))
+    np.save(typed / "split__b__train.npy", np.arange(2_000))
+    parts = PartitionOptions(8, method="random")
+    for folder, partition in ((plain, parts), (typed, None)):
+        store = folder.with_suffix(".store")
+        options = IngestOptions(block_bytes=1 << 16, edge_ids=True, partition=partition)
+        opened = open_source(folder)
+        ingest(opened.source, store, options, Progress(), files=opened.files)
+        yield store
+
+
+def _sample(path: Path, case: KernelUse) -> None:
+    usual: dict[str, Any] = {"num_neighbors": (5, 5), "batch_size": 200}
+    request = Attach(token=0, request=0, **(usual | case.request))
+    try_plan(open_store(path), default_settings(parse_bytes(case.mem)), request, 0)
+
+
+def _gather() -> None:
+    """What a client calls of its own, on an arena that it cannot write."""
+    arena = np.zeros(4096, np.uint8)
+    arena.flags.writeable = False
+    addresses, out = np.zeros(1, np.uint64), np.zeros(8, np.uint8)
+    gather_rows(arena, addresses, 0, 1, 8, out)
+    scatter_rows(arena, addresses, np.zeros(1, np.int64), 0, 1, 8, out)
+    expand_counts(np.ones(1, np.uint32), 0, np.zeros(1, np.int64))
