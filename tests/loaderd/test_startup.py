@@ -16,7 +16,7 @@ from tests.graphs import make_csc
 from tests.stores import write_store
 
 END_S = 60
-SERVES = re.compile(r" INFO +(serving|draining)\b")
+SERVES = re.compile(r" INFO +(serving|draining|compiling kernels|kernels compiled)\b")
 # `loaderd serve` that tells, in its standard output, of the first module of ours that it imports
 TELLING = """
 import sys
