@@ -34,6 +34,7 @@ from blockstore.kernels.records import EdgeRecord, RecordPlaces
 from blockstore.kernels.rows import NO_ROW
 
 _ONE, _ALL = np.uint64(1), np.uint64(2**64 - 1)
+_LOW = np.int64(0xFFFFFFFF)
 _NO_ITEMS = np.empty(0, np.int64)
 
 
@@ -55,7 +56,7 @@ class MemberColumns(NamedTuple):
     sources: NDArray[Any]  # id_dtype; SPARE_BYTES more than edges take
     beside: NDArray[np.uint32]  # section by section, each with room for as many edges
     weights: NDArray[np.float32]  # the same memory
-    own: EdgeRecord  # words of an edge in each section; no items
+    own: EdgeRecord  # words of an edge in each section
     capacity: int  # edges that there is room for
     fragments: NDArray[np.int64]  # (blocks, 3) of each block: rank of the column that it carries
     #   edges of, where they begin and how many; rank -1: it carries none that are wanted
@@ -68,6 +69,8 @@ class WantedMembers(NamedTuple):
     high: int
     nodes: NDArray[Any]  # id_dtype: store id of each; size 0: columns are store ids
     take: NDArray[np.uint8]  # 0: not this one; size 0: all
+    shifts: NDArray[np.int64]  # of each column: its first edge in the relation, less that among the
+    #   copies; size 0: columns are those of the relation
 
 
 def words_size(num_nodes: int) -> int:
@@ -132,7 +135,11 @@ def _places_from(columns, edge):
     own, capacity = columns.own, np.int64(columns.capacity)
     weights = own.ids * capacity
     times = weights + own.weights * capacity
-    return RecordPlaces(edge * own.ids, weights + edge * own.weights, times + edge * own.times, 0)
+    items = times + own.times * capacity
+    return RecordPlaces(
+        edge * own.ids, weights + edge * own.weights, times + edge * own.times,
+        items + edge * own.items,
+    )  # fmt: skip
 
 
 @inner
@@ -142,20 +149,25 @@ def _move(words, first, out, to, count):
 
 
 @inner
-def _keep_beside(block, places, columns, k, end):
-    """What lies beside edge k of a block, as edge `end` of those kept."""
+def _keep_beside(block, places, item, columns, k, end):
+    """What lies beside edge k of a block, and its item, as edge `end` of those kept."""
     own, out, to = columns.own, columns.beside, _places_from(columns, end)
     _move(block, places.ids + k * own.ids, out, to.ids, own.ids)
     _move(block, places.weights + k * own.weights, out, to.weights, own.weights)
     _move(block, places.times + k * own.times, out, to.times, own.times)
+    if own.items:
+        out[to.items] = np.uint32(item & _LOW)
+        if own.items == 2:
+            out[to.items + 1] = np.uint32(item >> 32)
 
 
 @leaf
-def filter_block(view, first_node, wanted, members, columns, to, row):
+def filter_block(view, first_node, first_item, wanted, members, columns, to, row):
     """Wanted columns of a graph block without sources that are no members, from `to` on.
 
     view        BlockView of the block alone, in slot 0
     first_node  int    the first column that starts in the block
+    first_item  int    of the block's first edge, if items are kept; `wanted.shifts` are added
     row         int    of the block, in the fragments
 
     All edges of the block have room.  Returns where the next column would begin.
@@ -175,6 +187,9 @@ def filter_block(view, first_node, wanted, members, columns, to, row):
             skip = np.int64(block[offset])
             count = np.int64(block[offset + 1]) - skip
         node = np.int64(wanted.nodes[column - wanted.low]) if wanted.nodes.size else column
+        item = np.int64(first_item)
+        if wanted.shifts.size:
+            item += wanted.shifts[column - wanted.low]
         rank, last = rank_of(words, node) - members.base, np.uint64(to)
         bit = begin + skip * ids.bits
         # the loop is here: a call for each column, with all these arrays, takes as long as it does
@@ -183,7 +198,7 @@ def filter_block(view, first_node, wanted, members, columns, to, row):
             bit += ids.bits
             sources[last] = source
             if beside:
-                _keep_beside(block, places, columns, k, np.int64(last))
+                _keep_beside(block, places, item + k, columns, k, np.int64(last))
             last += _is_member(words, source)
         end = np.int64(last)
         if column >= first_node:
@@ -211,7 +226,32 @@ def join_fragments(columns):
             _move(words, first.ids, words, to.ids, count * own.ids)
             _move(words, first.weights, words, to.weights, count * own.weights)
             _move(words, first.times, words, to.times, count * own.times)
+            _move(words, first.items, words, to.items, count * own.items)
         columns.degrees[rank] += count
+
+
+@leaf
+def add_first_edges(offsets, first_node, first_edge, nodes, bounds, out):
+    """out[i] += the first edge of the column nodes[i], of those that start in one block.
+
+    offsets     uint32 (columns + 1,) of the block
+    first_node  int   its first column
+    first_edge  int   edges in the blocks before it
+    nodes       ascending from bounds[g] to bounds[g + 1], for each g
+    """
+    stop_node = first_node + offsets.size - 1
+    for g in range(bounds.size - 1):
+        low, high = np.int64(bounds[g]), np.int64(bounds[g + 1])
+        stop = high
+        while low < high:
+            middle = (low + high) >> 1
+            if np.int64(nodes[middle]) < first_node:
+                low = middle + 1
+            else:
+                high = middle
+        while low < stop and np.int64(nodes[low]) < stop_node:
+            out[low] += first_edge + np.int64(offsets[np.int64(nodes[low]) - first_node])
+            low += 1
 
 
 @leaf

@@ -14,7 +14,7 @@ class EdgeRecord(NamedTuple):
     """Words of an edge in each section, in this order; 0: it has none there.
 
     The sections lie one after the other in a record, each by itself in a block, and in what is
-    kept of members' columns.  Items lie in records alone.
+    kept of members' columns.  Blocks hold no items: those of a column's edges follow one another.
     """
 
     ids: int = 0  # 1, or 2 of 64 bits
@@ -49,14 +49,16 @@ def put_record(words, own, places, position, wanted, out, row):
     """The record of an edge of a column, to out[row].
 
     words     uint32: where the sections lie
-    own       EdgeRecord: of an edge there; items follow from that of the first
-    places    RecordPlaces
+    own       EdgeRecord: of an edge there; without items these follow from that of the first
+    places    RecordPlaces; with items among `own` their first word in place of the item
     position  of the edge in the column, or in the part of it that lies here
     """
     at = _copy(words, own.ids, places.ids, position, wanted.ids, out, row, np.int64(0))
     at = _copy(words, own.weights, places.weights, position, wanted.weights, out, row, at)
     at = _copy(words, own.times, places.times, position, wanted.times, out, row, at)
-    if wanted.items:
+    if own.items:
+        _copy(words, own.items, places.items, position, wanted.items, out, row, at)
+    elif wanted.items:
         item = np.int64(places.items) + np.int64(position)
         out[row, at] = np.uint32(item & _LOW)
         if wanted.items == 2:
@@ -74,4 +76,7 @@ def ask_for_records(words, own, places, wanted, degree, positions, at, found, wh
         ask_for_picks(words, 5, first, bits, degree, positions, at, found, whole)
     if wanted.times and own.times:
         first, bits = 32 * places.times, 32 * own.times
+        ask_for_picks(words, 5, first, bits, degree, positions, at, found, whole)
+    if wanted.items and own.items:
+        first, bits = 32 * places.items, 32 * own.items
         ask_for_picks(words, 5, first, bits, degree, positions, at, found, whole)

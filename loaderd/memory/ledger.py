@@ -426,6 +426,7 @@ def edge_record(manifest: Manifest, resolved: Resolved) -> EdgeRecord:
 def make_sizes(manifest: Manifest, resolved: Resolved, stamp: bool, owner_bytes: int = 0) -> Sizes:
     """What the store, and what is asked of it, add to a plan's shape."""
     record, served = edge_record(manifest, resolved), chosen_rows(manifest, resolved)
+    in_macro = resolved.family == "macro"
     items = num_items(manifest, record.items > 0)
     rows = [row_geometry(r.array, manifest.block_bytes) for r in served]
     finest = min((r.rows_per_block for r in rows), default=items)
@@ -434,7 +435,10 @@ def make_sizes(manifest: Manifest, resolved: Resolved, stamp: bool, owner_bytes:
         num_nodes=manifest.num_nodes,
         id_dtype=manifest.id_dtype,
         record=record,
-        rows=tuple(RowName(r.number, r.name) for r in served),
+        rows=tuple(
+            RowName(r.number, r.name, in_macro and isinstance(r.node_type, NodeType))
+            for r in served
+        ),
         max_blocks=max(blocks, default=1),
         row_keys=items // max(1, finest) + 1,
         stamp=stamp,

@@ -18,6 +18,7 @@ class RowName(NamedTuple):
 
     number: int  # among all of the store
     name: str  # that its batches give it
+    in_macro: bool = False  # its rows are in macro-batches: batches look at none of its blocks
 
 
 class Sizes(NamedTuple):

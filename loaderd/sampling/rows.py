@@ -69,12 +69,14 @@ class RowAssembler:
                 RowFile(rows.number, view, geometry.num_blocks, slot_bytes // row_bytes)
             )
 
-    def _served(self, work: Workspace) -> list[RowFile]:
-        """What the workspace's session is served."""
-        return [self.files[rows.number] for rows in work.rows]
+    def _served(self, work: Workspace) -> list[tuple[int, RowFile]]:
+        """What the workspace's session is served from blocks, and its place among `addresses`."""
+        return [
+            (a, self.files[rows.number]) for a, rows in enumerate(work.rows) if not rows.in_macro
+        ]
 
     def _finest(self, work: Workspace) -> int:
-        return min([f.view.rows_per_block for f in self._served(work)], default=1)
+        return min([f.view.rows_per_block for _, f in self._served(work)], default=1)
 
     def address(self, work: Workspace, num: int, min_age: int) -> Addressed:
         """Hold what can stay in memory and address it; put the rest in store order.
@@ -82,14 +84,15 @@ class RowAssembler:
         num      nodes, and edges where these have rows: items[:num]
         min_age  batches since the last use of a block that may make room
 
-        Afterwards addresses[a][i] is a place in the arena or ABSENT.  Raises CorruptBlock, OSError.
+        Afterwards addresses[a][i] is a place in the arena or ABSENT; of rows in macro-batches it is
+        what it was.  Raises CorruptBlock, OSError.
         """
         self._residency.tick()
         files: list[int] = []
         held: list[PinnedBlocks] = []
-        missing = []
+        missing = [0] * len(work.rows)
         try:
-            for a, file in enumerate(self._served(work)):
+            for a, file in self._served(work):
                 if self._residency.hold_file(file.number):
                     files.append(file.number)
                 else:
@@ -98,7 +101,7 @@ class RowAssembler:
                     needed = np.flatnonzero(marks).astype(np.int64)
                     marks[needed] = 0
                     held.append(self._residency.hold(file.number, needed, min_age))
-                missing.append(address_rows(work.items, num, file.view, work.addresses[a]))
+                missing[a] = address_rows(work.items, num, file.view, work.addresses[a])
         except BaseException:
             self.drop(Pins(tuple(files), tuple(held)))
             raise
@@ -145,7 +148,7 @@ class RowAssembler:
         Raises CorruptBlock, OSError.
         """
         copied = 0
-        for a, file in enumerate(self._served(work)):
+        for a, file in self._served(work):
             marks = work.marks[: file.num_blocks]
             mark_missing(work.items, work.order, low, high, file.view, work.addresses[a], marks)
             needed = np.flatnonzero(marks).astype(np.int64)
@@ -154,22 +157,23 @@ class RowAssembler:
             cursor = 0
             for i in range(0, needed.size, transit.size):
                 blocks = needed[i : i + transit.size]
-                cursor = self._stage_blocks(work, a, blocks, transit, (low, high), slots, cursor)
+                cursor = self._stage_blocks(
+                    work, (a, file), blocks, transit, (low, high), slots, cursor
+                )
             copied += cursor
         return copied
 
     def _stage_blocks(
         self,
         work: Workspace,
-        a: int,
+        served: tuple[int, RowFile],
         blocks: NDArray[np.int64],
         transit: NDArray[np.int64],
         bounds: tuple[int, int],
         area: NDArray[np.int64],
         cursor: int,
     ) -> int:
-        file = self._served(work)[a]
-        slots = transit[: blocks.size]
+        (a, file), slots = served, transit[: blocks.size]
         wanted, view = None, file.view
         if self._reader.files[self._first_file + file.number].holes is not None:
             # of blocks that another server has only rows that are wanted cross the network

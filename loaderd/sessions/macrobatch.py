@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore import concurrency
+from blockstore.format import NodeType, row_geometry
+from blockstore.kernels.rows import NO_ROW
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attach, MacroBatch, Skipped
-from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
+from loaderd.memory.ledger import EdgeItems, ServedRows, SessionNeed, served_rows
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Carver, Sizes
 from loaderd.monitoring.trace import READ_MACRO, SERVE_MACRO, STAGE
@@ -74,6 +76,7 @@ class MacrobatchSession(SampledSession):
         self._macro_plan = spec.plan
         self._groups, memories, self._cut = partitions
         super().__init__(resources, number, spec, served, memory)
+        self._node_rows = len(_rows_of(served, NodeType))  # they come before those of edges
         self._nothing_missing = nothing_missing(served)
         self._in: dict[tuple[int, int], MacroMemory] = {}  # run and step -> where a batch lies
         self._needed: Key | None = None  # of the batch that could not begin
@@ -166,9 +169,14 @@ class MacrobatchSession(SampledSession):
 
     def _address(self, job: BatchInProgress) -> Addressed:
         work, graph = job.workspace, self._graph(job)
-        for a, addresses in enumerate(work.addresses):
-            graph.address(work.n_id, job.num_items, a, addresses)
-        return self._nothing_missing
+        assert job.structure is not None
+        num_nodes = job.structure.num_nodes
+        for a, addresses in enumerate(work.addresses[: self._node_rows]):
+            graph.address(work.n_id[:num_nodes], a, addresses)
+            addresses[num_nodes : job.num_items] = NO_ROW  # of edges
+        if self._node_rows == len(work.addresses):
+            return self._nothing_missing
+        return super()._address(job)
 
     # -- the rest of what `SampledSession` asks ---------------------------------------------------
 
@@ -215,6 +223,7 @@ def open_macrobatches(
     """A session of macro-batches.  Raises Refused, StoreError: a corrupt block."""
     asked = ask(resources, request, frame, MacrobatchPlan.name)
     files = resources.shared(partition_files)
+    nodes = _rows_of(asked.served, NodeType)
     sized = _size(resources, asked, files)
     least = sized.need.least + sized.macro.least
     with explained_shortage(resources, least), resources.allocation() as allocation:
@@ -226,11 +235,17 @@ def open_macrobatches(
         )  # fmt: skip
         assert isinstance(spec.plan, MacrobatchPlan)
         spec = spec._replace(plan=spec.plan.placed(groups.counts))
-        memories = _take_memories(resources, allocation, asked.served, files, sized.macro)
+        memories = _take_memories(resources, allocation, nodes, files, sized.macro)
         memory = take_memory(resources, allocation, spec.plan, sized.sizes, sized.cut)
         macro = sized.macro._replace(memories=len(memories))
         partitions = Partitions(groups, memories, macro)
         return MacrobatchSession(resources, number, spec, asked.served, memory, partitions)
+
+
+def _rows_of(
+    served: Sequence[ServedRows], owner: type[NodeType] | type[EdgeItems]
+) -> list[ServedRows]:
+    return [rows for rows in served if isinstance(rows.node_type, owner)]
 
 
 def _size(resources: StoreResources, asked: Asked, files: MacroFiles) -> _MacroSize:
@@ -242,7 +257,7 @@ def _size(resources: StoreResources, asked: Asked, files: MacroFiles) -> _MacroS
     needs, available = needs_of(resources, asked), resources.broker.available()
     least, ranks = least_of(needs), min(asked.plan.together, _RANKS_HERE)
     macro = cut_macro(
-        resources.store.manifest, files, asked.served, resolved, settings,
+        resources.store.manifest, files, _rows_of(asked.served, NodeType), resolved, settings,
         resources.budget.slot_bytes, available - ranks * least,
     )  # fmt: skip
     less = SMALLER
@@ -252,8 +267,12 @@ def _size(resources: StoreResources, asked: Asked, files: MacroFiles) -> _MacroS
     check_room(resources, least + macro.least, available, less)
     available = max(least, (available - macro.slots) // ranks)  # batches of the others come later
     need, sizes = choose_need(resources, asked, needs, available)
-    # no row passes through: its rows are in the macro-batch
-    cut = cut_session(need, available, 0, settings, asked.window(settings))
+    # of rows only those of edges pass through: those of nodes are in the macro-batch
+    block_bytes = resources.store.manifest.block_bytes
+    row_blocks = sum(
+        row_geometry(r.array, block_bytes).num_blocks for r in _rows_of(asked.served, EdgeItems)
+    )
+    cut = cut_session(need, available, row_blocks, settings, asked.window(settings))
     return _MacroSize(need, sizes, cut, macro)
 
 
@@ -264,14 +283,14 @@ def _take_memories(
     files: MacroFiles,
     cut: MacroSizing,
 ) -> list[MacroMemory]:
-    """Memory for macro-batches, and what they share, which is read: hubs, ids of copies.
+    """Memory for macro-batches, and what they share, which is read: hubs, tables of slots.
 
     Raises Refused, CorruptBlock, OSError.
     """
     transit = [allocation.run(cut.run) for _ in range(cut.transit)]
     shared = MacroShared(
         resources.store, files, resources.rows._replace(served=served), transit,
-        allocation.run(cut.ids), allocation.run(cut.hubs), cut.choice,
+        allocation.run(cut.tables), allocation.run(cut.hubs), cut.choice,
     )  # fmt: skip
     runs = [allocation.run(cut.macro)]
     # One macro-batch is enough; the next is read ahead if there is room for it.  The free slots may

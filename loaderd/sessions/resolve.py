@@ -112,7 +112,7 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
                 f"that is named {what[:-1]!r}, or leave {name} out"
             )
     if request.edge_features:
-        _check_edge_features(manifest, request)
+        _check_edge_features(manifest)
     edges = _resolve_edges(manifest, request)
     temporal = _resolve_temporal(manifest, request, fanouts)
     macro = _resolve_macro(manifest, request) if request.plan in _FAMILIES else None
@@ -143,16 +143,12 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
     )
 
 
-def _check_edge_features(manifest: Manifest, request: Attach) -> None:
-    """Raises Refused: there are none, or they cannot be served so."""
+def _check_edge_features(manifest: Manifest) -> None:
+    """Raises Refused: there are none, or more than can be numbered."""
     if not has_edge_rows(manifest):
         raise Refused(
             "edge_features: the store has no arrays of edges; ingest a graph that has them "
             "(docs/layouts.md)"
-        )
-    if request.plan in _FAMILIES:
-        raise Refused(
-            f"edge_features: plan {request.plan!r} loads rows of nodes alone; take plan 'auto'"
         )
     items, finest = num_items(manifest, edges=True), finest_rows(manifest, edges=True)
     if items >= 2 ** (8 * ITEM_BYTES[manifest.id_dtype]) - 2 or items // finest >= 2**31 - 1:

@@ -214,17 +214,6 @@ def test_pyg_finds_them_under_its_names(served, several):
         data.validate()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"plan": "macrobatch"}, "loads rows of nodes alone; take plan 'auto'"),
-    ],
-)
-def test_what_cannot_be_served_is_refused(served, options, words):
-    with pytest.raises(Refused, match=words):
-        len(NeighborDataset(served.roomy, edge_features=True, **options))
-
-
 def test_a_store_without_them_says_so(tmp_path):
     write_store(tmp_path / "store", make_csc(np.full(9, 2), 1), range(9))
     with (

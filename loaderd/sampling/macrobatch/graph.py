@@ -21,12 +21,13 @@ from blockstore.kernels.packed import SPARE_BYTES
 from blockstore.kernels.picks import Column, Draws
 from blockstore.kernels.records import EdgeRecord
 from blockstore.kernels.rows import row_layout
-from blockstore.store import Store, scan_rows
-from loaderd.memory.ledger import ServedRows
+from blockstore.store import Store
+from loaderd.memory.ledger import ServedRows, first_items
 from loaderd.memory.workspace import Carver, Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.roots import Roots
 from loaderd.sampling.macrobatch.blocks import block_runs, cut_blocks, cut_parts
+from loaderd.sampling.macrobatch.copies import read_slots
 from loaderd.sampling.macrobatch.files import (
     Bounds,
     HubBounds,
@@ -40,7 +41,7 @@ from loaderd.sampling.rows import ServedFiles
 from loaderd.sampling.structure import Structure, sample_hops
 from loaderd.sampling.topology import NO_ITEMS
 
-_NO_FLAGS = np.empty(0, np.uint8)
+_NO_FLAGS, _NO_SHIFTS = np.empty(0, np.uint8), np.empty(0, np.int64)
 _ONE_SLOT = np.zeros(1, np.int32)  # of a block by itself
 _NO_TABLE = np.empty(0, np.uint64)
 
@@ -58,7 +59,7 @@ def held_record(relation: Relation, wanted: EdgeRecord) -> EdgeRecord:
     ids = ITEM_BYTES[relation.edge_id_dtype] // 4 if relation.edge_id_dtype else 0
     return EdgeRecord(
         ids * (wanted.ids > 0), wanted.weights * relation.has_weights,
-        wanted.times * relation.has_times,
+        wanted.times * relation.has_times, wanted.items,
     )  # fmt: skip
 
 
@@ -109,7 +110,7 @@ def carve_macro(
 
 
 class MacroShared:
-    """What all macro-batches of a session share: copies' ids, hubs, and buffers to read through."""
+    """What all macro-batches of a session share: tables of slots, hubs, buffers to read through."""
 
     def __init__(
         self,
@@ -117,14 +118,14 @@ class MacroShared:
         files: MacroFiles,
         rows: ServedFiles,
         transit: Sequence[NDArray[np.uint8]],
-        ids: NDArray[np.uint8],
+        slots: NDArray[np.uint8],
         hubs: NDArray[np.uint8],
         choice: MacroChoice,
     ) -> None:
-        """Reads the ids of copies, and the hubs.
+        """Reads what is known of slots, and the hubs.
 
         transit  page-aligned buffers, each as wide as a block at least
-        ids      memory for `ids_bytes`
+        slots    memory for `carve_slots`
         hubs     page-aligned memory for `bound_hubs`; empty without hubs
 
         Raises CorruptBlock, OSError.
@@ -136,15 +137,9 @@ class MacroShared:
         self.types = [files.type_of[r.node_type.name] for r in rows.served]
         self.transit = make_transit(transit)
         self.run_blocks = max(1, transit[0].size // manifest.block_bytes)
-        carver = Carver(ids)
-        self.copy_ids: list[NDArray[Any]] = []
-        for t in manifest.types:
-            count = t.halo.nodes.num_rows if t.halo else 0
-            out = carver.array(np.dtype(manifest.id_dtype), count)
-            if t.halo is not None:
-                for first, nodes in scan_rows(store, t.halo.nodes, manifest.block_bytes):
-                    out[first : first + nodes.size] = nodes
-            self.copy_ids.append(out)
+        self.first_items = first_items(manifest)
+        items = choice.beside.items > 0
+        self.slots = read_slots(store, files, self.reader, self.transit, slots, items)
         self._hubs = hubs
         self.hub_places: list[NDArray[np.int64]] = []
         self.hub_blocks: list[NDArray[np.uint8]] = []  # per relation (blocks, block_bytes)
@@ -211,13 +206,6 @@ class MacroShared:
         return places
 
 
-def ids_bytes(manifest: Manifest) -> int:
-    carver = Carver(None)
-    for t in manifest.types:
-        carver.array(np.dtype(manifest.id_dtype), t.halo.nodes.num_rows if t.halo else 0)
-    return carver.used
-
-
 def hub_bytes(manifest: Manifest, bounds: HubBounds) -> int:
     return bounds.pages * PAGE_BYTES + bounds.blocks * manifest.block_bytes
 
@@ -266,9 +254,9 @@ class MacroGraph:
             for part in parts:
                 low, high = files.nodes_of(t, part)
                 take = self._arrays.take[t][used : used + high - low]
-                nodes = shared.copy_ids[t][low:high]
+                nodes = shared.slots.nodes[t][low:high]
                 kernels.take_new(words, nodes, take)
-                wanted = WantedMembers(low, high, nodes, take)
+                wanted = WantedMembers(low, high, nodes, take, _NO_SHIFTS)
                 copies.append(_Copies(part, t, wanted))
                 used += high - low
         self.num_members = int(kernels.count_members(words))
@@ -292,7 +280,7 @@ class MacroGraph:
                 low, high = files.nodes_of(t, part)
                 one = np.array([low], self._none.dtype)
                 first = served.node_type.first
-                wanted = WantedMembers(low - first, high - first, one, _NO_FLAGS)
+                wanted = WantedMembers(low - first, high - first, one, _NO_FLAGS, _NO_SHIFTS)
                 own = _Copies(part, t, wanted)
                 self._address(a, own, True, pages, places)
             for copy in copies:
@@ -331,17 +319,21 @@ class MacroGraph:
         columns.fragments[:] = -1
         columns.degrees[:] = 0
         own = [
-            (WantedMembers(*files.nodes_of(t, p), self._none, _NO_FLAGS), p)
+            (WantedMembers(*files.nodes_of(t, p), self._none, _NO_FLAGS, _NO_SHIFTS), p)
             for p in partitions.tolist()
         ]
         at = self._read(r, files.columns[r], own, _Used(0, 0), readings)
         copied = files.copied_columns[r]
         if copied is None:
             return lambda: None
-        mine = [c for c in copies if c.node_type == t]
-        halos = [(c.wanted, c.part - k) for c in mine if c.part < 2 * k]
-        at = self._read(r, copied, halos, at, readings)
-        hubs = [(c.wanted, k) for c in mine if c.part == 2 * k]
+        shifts = shared.slots.shifts[r]
+        mine = [
+            (c.wanted._replace(shifts=shifts[c.wanted.low : c.wanted.high]), c.part - k)
+            for c in copies
+            if c.node_type == t
+        ]
+        at = self._read(r, copied, [m for m in mine if m[1] < k], at, readings)
+        hubs = [m for m in mine if m[1] == k]
         return lambda: self._filter_hubs(r, copied, hubs, at) if hubs else None
 
     def _read(
@@ -413,11 +405,12 @@ class MacroGraph:
         members = self._members[shared.files.type_of[relation.dst]]
         i = int(np.searchsorted(places.blocks, block))
         to, first_node = int(places.starts[i]), int(columns.first_node[block])
+        first_item = shared.first_items[r] + int(columns.first_edge[block])
         view = view_blocks(data, shared.layouts[r], _ONE_SLOT, _NO_TABLE, data.size, 0)
         for want, row in wanted:
             if columns.low[row] <= block < columns.high[row]:
                 to = kernels.filter_block(
-                    view, first_node, want, members, out, to, places.first_row + i
+                    view, first_node, first_item, want, members, out, to, places.first_row + i
                 )
 
     def sample(self, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:
@@ -450,10 +443,10 @@ class MacroGraph:
         )
         kernels.draw_members(members, columns, column, draws)
 
-    def address(self, nodes: NDArray[Any], num: int, a: int, out: NDArray[np.uint64]) -> None:
+    def address(self, nodes: NDArray[Any], a: int, out: NDArray[np.uint64]) -> None:
         """Where the rows of members lie; NO_ROW for nodes of another type."""
         members = self._members[self._shared.types[a]]
-        kernels.address_members(members, nodes[:num], self._arrays.addresses[a], out)
+        kernels.address_members(members, nodes, self._arrays.addresses[a], out)
 
 
 class _Copies(NamedTuple):

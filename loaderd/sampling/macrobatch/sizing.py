@@ -7,8 +7,9 @@ from blockstore.format import Manifest
 from loaderd.api.protocol import Resolved
 from loaderd.memory.ledger import EngineSettings, ServedRows, edge_record
 from loaderd.memory.workspace import Carver
+from loaderd.sampling.macrobatch.copies import carve_slots
 from loaderd.sampling.macrobatch.files import Bounds, MacroFiles, bound, bound_hubs
-from loaderd.sampling.macrobatch.graph import MacroChoice, carve_macro, hub_bytes, ids_bytes
+from loaderd.sampling.macrobatch.graph import MacroChoice, carve_macro, hub_bytes
 
 _TRANSIT_BYTES = 1 << 16  # of a buffer that blocks pass through, at least
 
@@ -21,7 +22,7 @@ class MacroSizing(NamedTuple):
     macro: int  # of one macro-batch
     memories: int  # how many: with two, one is read while the other is served
     hubs: int
-    ids: int  # of copies
+    tables: int  # of the slots of copies
     places: int  # of seeds, by partition
     run: int  # of a buffer that blocks pass through
     transit: int  # how many of these
@@ -33,14 +34,14 @@ class MacroSizing(NamedTuple):
 
     @property
     def slots(self) -> int:
-        other = self.hubs + self.ids + self.places + self.run * self.transit
+        other = self.hubs + self.tables + self.places + self.run * self.transit
         return self.memories * self.macro + other
 
     def basis(self) -> str:
         return (
             f"; macro-batches: {self.memories} x {self.macro} slots, {self.hubs} of hubs, "
-            f"{self.ids} of ids of copies, {self.places} of seeds by partition, {self.transit} x "
-            f"{self.run} to read through"
+            f"{self.tables} of tables of copies, {self.places} of seeds by partition, "
+            f"{self.transit} x {self.run} to read through"
         )
 
 
@@ -62,13 +63,15 @@ def cut_macro(
     bounds = bound(files, served, macro.partitions, macro.halos, macro.hubs)
     carver = Carver(None)
     carve_macro(carver, manifest, served, bounds, choice)
+    tables = Carver(None)
+    carve_slots(tables, manifest, record.items > 0)
 
     def slots(num_bytes: int) -> int:
         return -(-num_bytes // slot_bytes)
 
     hubs = hub_bytes(manifest, bound_hubs(files, served)) if macro.hubs else 0
     cut = MacroSizing(
-        choice, bounds, slots(carver.used), 2, slots(hubs), slots(ids_bytes(manifest)),
+        choice, bounds, slots(carver.used), 2, slots(hubs), slots(tables.used),
         slots(8 * resolved.num_seeds), slots(max(_TRANSIT_BYTES, slot_bytes)), settings.readers,
     )  # fmt: skip
     return cut if cut.slots <= available else cut._replace(memories=1)

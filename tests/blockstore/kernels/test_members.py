@@ -86,11 +86,13 @@ def filtered(graph: Csc, members: set[int], low: int, high: int, weights: np.nda
         np.empty(size + SPARE_BYTES // 4, np.uint32), beside, beside.view(np.float32), OWN, size,
         np.full((len(blocks), 3), -1, np.int64),
     )  # fmt: skip
-    wanted = kernels.WantedMembers(low, high, np.empty(0, np.uint32), np.empty(0, np.uint8))
+    wanted = kernels.WantedMembers(
+        low, high, np.empty(0, np.uint32), np.empty(0, np.uint8), np.empty(0, np.int64)
+    )
     slot, table, to = np.zeros(1, np.int32), np.empty(0, np.uint64), 0
     for i, block in enumerate(blocks):
         view = view_blocks(block, LAYOUT, slot, table, block.size, 0)
-        end = kernels.filter_block(view, int(first_node[i]), wanted, inside, columns, to, i)
+        end = kernels.filter_block(view, int(first_node[i]), 0, wanted, inside, columns, to, i)
         assert end <= to + unpack_block(block, "block").header.num_edges
         to += unpack_block(block, "block").header.num_edges
     kernels.join_fragments(columns)
@@ -200,7 +202,7 @@ def test_rows_of_a_group_are_addressed_across_blocks_and_shards():
     nodes = np.array([40], np.uint32)
     places = np.array([10_000, 50_000], np.int64)
     # blocks of 3 rows of 100 bytes in slots of 512, two a shard; rows 4 to 11 are nodes 40 to 47
-    wanted = kernels.WantedMembers(4, 12, nodes, np.empty(0, np.uint8))
+    wanted = kernels.WantedMembers(4, 12, nodes, np.empty(0, np.uint8), np.empty(0, np.int64))
     layout = RowLayout(3, 100, 512, 2)
     inside = kernels.Members(words, 0, COUNT, 0)
     kernels.address_group(wanted, True, inside, layout, 0, places, out)
