@@ -235,6 +235,11 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
         if held is not None:
             held.session.halt()
 
+    @property
+    def request(self) -> Attach:
+        """What its options ask of the daemon."""
+        return self._request
+
     def attached(self) -> Attached:
         """What the daemon resolved the request to; connects."""
         return self._connect().session.attached

@@ -4,8 +4,9 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data, HeteroData
@@ -24,6 +25,7 @@ from clients.torch import (
     Times,
     by_type,
 )
+from loaderd.api.protocol import Attach
 
 __all__ = ["Collate", "LinkNeighborLoader", "NeighborLoader", "to_data"]
 
@@ -48,16 +50,34 @@ class DaemonLoader(DataLoader[Any]):
     ) -> None:
         """`options` are `transform` and those of `DataLoader`; `names` as in `to_data`."""
         # of one batch, not of a list: there is no batch_size
-        collate: Any = Collate(options.pop("transform", None), names)
-        kept = data_loader_options(type(self).__name__, options)
+        kind = _value(options.get("subgraph_type", "directional"))
+        self._collate = Collate(options.pop("transform", None), names, kind == "bidirectional")
+        self._leaves_last = bool(options.pop("drop_last", False))
+        several = isinstance(dataset, HeteroDataset | HeteroLinkDataset)
+        request = dataset.request
+        kept = data_loader_options(type(self).__name__, options, request, several)
+        if self._leaves_last and request.plan == "macrobatch":
+            raise TypeError(
+                "drop_last=True: found plan 'macrobatch', whose batches have several sizes, "
+                "expected another plan; leave drop_last out"
+            )
+        collate: Any = self._collate
         super().__init__(dataset, batch_size=None, collate_fn=collate, **kept)
+
+    def __len__(self) -> int:
+        steps, attached = super().__len__(), None
+        if self._leaves_last:
+            attached = self.dataset.attached().resolved
+        return steps - (attached is not None and attached.num_seeds % attached.batch_size > 0)
 
     def __iter__(self) -> Any:
         """An epoch; each iteration is the next one, unless `set_epoch` chose."""
+        if self._leaves_last:
+            self._collate.steps = len(self)
         batches = super().__iter__()
         if self.num_workers:  # they took the dataset's position along, and count on their own
             self.dataset.skip_epoch()
-        return batches
+        return filter(_is_kept, batches) if self._leaves_last else batches
 
     def set_epoch(self, epoch: int) -> None:
         self.dataset.set_epoch(epoch)
@@ -95,14 +115,45 @@ def check_arguments(data: object, options: dict[str, Any], **times: object) -> d
     return {name: attr for name, attr in names.items() if attr is not None}
 
 
-# of PyG's loaders, with the values that ask for nothing else than what is done
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "directed": (True,), "disjoint": (False,), "subgraph_type": ("directional",),
-    "transform_sampler_output": (None,), "is_sorted": (True, False),
-    "filter_per_worker": (None, True, False), "neighbor_sampler": (None,), "custom_cls": (None,),
-    "drop_last": (False,),
-}  # fmt: skip
-_TAKEN = {"self", "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn"}
+class _Accepted(NamedTuple):
+    """A parameter of PyG's loaders that asks the dataset for nothing."""
+
+    values: tuple[Any, ...]
+    otherwise: str  # why others are refused, and what to do
+
+
+_NO_SAMPLER = "neighbors are drawn in the daemon"
+_INDUCED = (
+    "a batch holds the edges that were drawn, not all edges between its nodes; take 'directional' "
+    "or 'bidirectional', with num_neighbors=[-1] for all in-edges of the seeds"
+)
+_ACCEPTED = {
+    "directed": _Accepted((True,), _INDUCED),
+    "subgraph_type": _Accepted(("directional", "bidirectional"), _INDUCED),
+    "disjoint": _Accepted(
+        (False,),
+        "seeds have subgraphs of their own with times alone; give times of the seeds, or "
+        "batch_size=1, or leave disjoint out",
+    ),
+    "transform_sampler_output": _Accepted(
+        (None,), f"{_NO_SAMPLER}, and its output is never here; give transform, of the batch"
+    ),
+    "neighbor_sampler": _Accepted(
+        (None,), f"{_NO_SAMPLER}; give sampler='labor', weight_attr or replace, or leave it out"
+    ),
+    "custom_cls": _Accepted(
+        (None,), "batches are Data or HeteroData; give transform to make others"
+    ),
+    # the store is sorted, and rows are gathered by whoever reads the batch
+    "is_sorted": _Accepted((True, False), "it changes nothing; leave it out"),
+    "filter_per_worker": _Accepted((None, True, False), "it changes nothing; leave it out"),
+}
+_MADE_HERE = {
+    "batch_sampler": "seeds are input_nodes; give ids in any order, and batch_size",
+    "collate_fn": "batches come as PyG's records; give transform",
+    "dataset": "it is made here; give the endpoint and input_nodes",
+}
+_TAKEN = {"self", "batch_size", "shuffle", "sampler", "drop_last", *_MADE_HERE}
 _DATA_LOADER = set(inspect.signature(DataLoader.__init__).parameters) - _TAKEN
 
 
@@ -120,15 +171,44 @@ def typed_seeds(seeds: Any) -> tuple[Any, Any]:
     return None, seeds
 
 
-def data_loader_options(loader: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Those of `DataLoader`.  Raises TypeError: one asks for what is not done here."""
+def _value(given: Any) -> Any:
+    """Of an enumeration of PyG the name."""
+    return getattr(given, "value", given)
+
+
+def data_loader_options(
+    loader: str, options: dict[str, Any], request: Attach, several: bool
+) -> dict[str, Any]:
+    """Those of `DataLoader`.  Raises TypeError: one asks for what is not done here.
+
+    several   whether batches have several relations
+    """
     kept = {}
     for name, value in options.items():
-        if name in _NEUTRAL and getattr(value, "value", value) in _NEUTRAL[name]:
+        accepted, found = _ACCEPTED.get(name), _value(value)
+        if name == "disjoint" and request.temporal is not None:
+            continue  # so they are
+        if found == "bidirectional" and several:
+            raise TypeError(
+                f"{loader}: found {name}={found!r}, expected 'directional': of several relations "
+                "none is known to be the reverse of another; give transform="
+                "torch_geometric.transforms.ToUndirected()"
+            )
+        if accepted is not None and any(found is v or found == v for v in accepted.values):
             continue
-        if name in _NEUTRAL or name not in _DATA_LOADER:
-            expected = " or ".join(repr(v) for v in _NEUTRAL.get(name, ())) or "no such option"
-            raise TypeError(f"{loader}: found {name}={value!r}, expected {expected}; leave it out")
+        if accepted is not None:
+            expected = " or ".join(map(repr, accepted.values))
+            raise TypeError(
+                f"{loader}: found {name}={found!r}, expected {expected}: {accepted.otherwise}"
+            )
+        if name in _MADE_HERE:
+            if value is not None:
+                raise TypeError(f"{loader}: found {name}, expected none: {_MADE_HERE[name]}")
+            continue
+        if name not in _DATA_LOADER:
+            raise TypeError(
+                f"{loader}: found {name}={value!r}, expected no such option; leave it out"
+            )
         kept[name] = value
     return kept
 
@@ -258,20 +338,32 @@ class Collate:
     """Turns each batch into PyG's record, in the process that read it; pickles for spawn."""
 
     def __init__(
-        self, transform: Transform | None = None, names: Mapping[str, str] = NO_NAMES
+        self,
+        transform: Transform | None = None,
+        names: Mapping[str, str] = NO_NAMES,
+        bidirectional: bool = False,
     ) -> None:
-        """`names`: as in `to_data`."""
+        """`names`: as in `to_data`; `bidirectional`: likewise."""
         self._transform, self._names = transform, dict(names)
+        self._bidirectional = bidirectional
+        self.steps = 1 << 62  # batches of later steps are left out, as None
 
     def __call__(self, batch: Batch | HeteroBatch) -> Any:
-        data = to_data(batch, self._names)
+        if batch.step >= self.steps:
+            return None
+        data = to_data(batch, self._names, self._bidirectional)
         return data if self._transform is None else self._transform(data)
 
 
-def to_data(batch: Batch | HeteroBatch, names: Mapping[str, str] = NO_NAMES) -> Any:
+def to_data(
+    batch: Batch | HeteroBatch,
+    names: Mapping[str, str] = NO_NAMES,
+    bidirectional: bool = False,
+) -> Any:
     """The same tensors as PyG's `Data`, or `HeteroData`; nothing is copied.
 
-    names   what "edge_weight" and "edge_time" are to be called, if not so
+    names           what "edge_weight" and "edge_time" are to be called, if not so
+    bidirectional   add the reverse of each edge, of a batch of one relation
     """
     several, typed = isinstance(batch, HeteroBatch), by_type(batch)
     data: Any = HeteroData() if several else Data()
@@ -300,11 +392,35 @@ def to_data(batch: Batch | HeteroBatch, names: Mapping[str, str] = NO_NAMES) -> 
         for name, values in (("edge_weight", typed.edge_weight), ("edge_time", typed.edge_time)):
             if values is not None and relation in values:
                 edges[names.get(name, name)] = values[relation]
+        if bidirectional:
+            edges = bidirectional_edges(edges, typed.n_id[relation[0]].numel())
+            del data.num_sampled_nodes
         (data[relation] if several else data).update(edges)
     data.epoch, data.step = batch.epoch, batch.step
     if isinstance(batch, LinkBatch | HeteroLinkBatch):
         _add_seed_edges(data, batch)
     return data
+
+
+def bidirectional_edges(edges: dict[str, Any], num_nodes: int) -> dict[str, Any]:
+    """The edges of a relation and the reverse of each, with all that comes with them.
+
+    As with PyG each pair of nodes is there once, in the order of targets, then sources, and hops
+    are not told apart.  Of a pair in both directions each has its own values, of equal edges those
+    of the first.
+    """
+    src, dst = edges["edge_index"]
+    keys = torch.cat([dst * num_nodes + src, src * num_nodes + dst])
+    distinct, inverse = torch.unique(keys, return_inverse=True)
+    order = torch.arange(keys.numel(), device=keys.device)
+    first = torch.full_like(distinct, keys.numel()).scatter_reduce(0, inverse, order, "amin")
+    own = first % max(1, src.numel())
+    values = {n: v[own] for n, v in edges.items() if n not in ("edge_index", "num_sampled_edges")}
+    return {"edge_index": torch.stack([distinct % num_nodes, distinct // num_nodes])} | values
+
+
+def _is_kept(data: Any) -> bool:
+    return data is not None
 
 
 def _add_seed_edges(data: Any, batch: LinkBatch | HeteroLinkBatch) -> None:

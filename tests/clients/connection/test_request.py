@@ -133,6 +133,24 @@ def test_options_of_the_loader_replaced(gone):
     """Those that ask for what is done anyway are taken, others are named."""
     pyg = pytest.importorskip("clients.pyg")
     pyg.NeighborLoader(gone, [4], disjoint=False, subgraph_type="directional", num_workers=2)
-    for options in ({"disjoint": True}, {"drop_last": True}, {"no_such": 1}):
-        with pytest.raises(TypeError, match=r"NeighborLoader: found .*, expected .*; leave it out"):
+    pyg.NeighborLoader(gone, [4], filter_per_worker=True, is_sorted=True, collate_fn=None)
+    pyg.NeighborLoader(gone, [4], input_nodes=[1], input_time=[5], time_attr="t", disjoint=True)
+    for options, words in (
+        ({"disjoint": True}, "expected False: .*; give times of the seeds"),
+        ({"subgraph_type": "induced"}, "expected 'directional' or 'bidirectional': a batch holds"),
+        ({"directed": False}, "expected True: .*; take 'directional' or 'bidirectional'"),
+        ({"neighbor_sampler": 1}, "expected None: neighbors are drawn in the daemon; give sampler"),
+        ({"transform_sampler_output": len}, "expected None: .*; give transform, of the batch"),
+        ({"custom_cls": dict}, "expected None: .*; give transform"),
+        ({"batch_sampler": [1]}, "expected none: .*; give ids in any order, and batch_size"),
+        ({"collate_fn": len}, "expected none: .*; give transform"),
+        ({"no_such": 1}, "expected no such option; leave it out"),
+    ):
+        with pytest.raises(
+            TypeError, match=f"NeighborLoader: found {next(iter(options))}.*{words}"
+        ):
             pyg.NeighborLoader(gone, [4], **options)
+    with pytest.raises(TypeError, match=r"several relations .*; give transform=.*ToUndirected"):
+        pyg.NeighborLoader(gone, [4], ("a", "train"), subgraph_type="bidirectional")
+    with pytest.raises(TypeError, match=r"drop_last=True: found plan 'macrobatch'.*; leave drop"):
+        pyg.NeighborLoader(gone, [4], drop_last=True, plan="macrobatch")
