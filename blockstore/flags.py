@@ -1,9 +1,13 @@
-"""Options of commands, in groups: each a frozen record, and a panel of --help."""
+"""Options of commands, in groups: each a frozen record, and a panel of --help.
+
+The record may be the one that the work takes: its fields say what --help says of them, and `panel`
+is the head over them, in place of the docstring.
+"""
 
 import inspect
 from collections.abc import Callable
 from copy import copy
-from dataclasses import MISSING, field, fields, is_dataclass
+from dataclasses import MISSING, Field, field, fields, is_dataclass
 from typing import Annotated, Any, get_type_hints
 
 from typer import Option
@@ -25,16 +29,17 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter)
             continue
         records[parameter.name], hints = record, get_type_hints(record)
-        for each in fields(record):
+        title = getattr(record, "panel", None) or (record.__doc__ or "").rstrip(".")
+        for each in _options(record):
             option = copy(each.metadata["option"])
-            option.rich_help_panel = (record.__doc__ or "").rstrip(".")
+            option.rich_help_panel = title
             default = inspect.Parameter.empty if each.default is MISSING else each.default
             hint = annotated[hints[each.name], option]
             parameters.append(parameter.replace(name=each.name, annotation=hint, default=default))
 
     def construct(**given: Any) -> None:
         made = {
-            name: record(**{each.name: given.pop(each.name) for each in fields(record)})
+            name: record(**{each.name: given.pop(each.name) for each in _options(record)})
             for name, record in records.items()
         }
         command(**given, **made)
@@ -46,6 +51,11 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     made: Callable[..., None] = run
     return made
+
+
+def _options(record: Any) -> list[Field[Any]]:
+    """Fields that are on the command line; others have their defaults."""
+    return [each for each in fields(record) if "option" in each.metadata]
 
 
 class Panels(TyperCommand):

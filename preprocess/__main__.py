@@ -28,6 +28,7 @@ from preprocess.cli.report import graph_text, made_line
 from preprocess.cli.summary import summarise
 from preprocess.cli.warm import warm as warm_kernels
 from preprocess.derive.derive import derive as derive_features
+from preprocess.derive.plan import Derivation
 from preprocess.errors import BadInput
 from preprocess.export.export import export as export_store
 from preprocess.hops.hops import make_hops
@@ -35,9 +36,11 @@ from preprocess.ingest.options import IngestOptions
 from preprocess.packs.check import pack_lines, verify_packs
 from preprocess.packs.command import run_pack
 from preprocess.partition.owners import make_owners
+from preprocess.partition.partition import PartitionOptions
 from preprocess.partition.repartition import repartition as repartition_store
 from preprocess.partition.report import partition_lines
 from preprocess.pipeline.progress import Progress
+from preprocess.sources.generate import GraphRecipe
 from preprocess.sources.generate import generate as generate_graph
 
 app = typer.Typer(
@@ -70,10 +73,10 @@ def _one_line_errors(events: bool = False) -> Iterator[None]:
 
 @app.command(cls=flags.Panels)
 @flags.grouped
-def generate(folder: Path, graph: flags.RecipeFlags) -> None:
+def generate(folder: Path, graph: GraphRecipe) -> None:
     """Generate a labelled power-law graph in the plain layout, streamed to disk."""
     with _one_line_errors():
-        generate_graph(folder, graph.recipe(), Progress())
+        generate_graph(folder, graph, Progress())
 
 
 @app.command(cls=flags.Panels)
@@ -83,7 +86,8 @@ def ingest(
     store: Path,
     of_source: flags.SourceFlags,
     of_store: flags.StoreFlags,
-    in_parts: flags.IngestPartitionFlags,
+    in_parts: flags.IngestPartitions,
+    copied: flags.CopyFlags,
     propagated: flags.IngestHopFlags,
     show: flags.ShowFlags,
     resources: flags.IngestWork,
@@ -95,14 +99,13 @@ def ingest(
     id stays.
     """
     with _one_line_errors(events=show.json):
-        settings = in_parts.settings(in_parts.partitions)
         options = IngestOptions(
             mem_bytes=flags.size(resources.mem), block_bytes=flags.size(of_store.block_size),
             dtype=of_store.dtype, edge_ids=of_store.edge_ids, order=of_store.order,
             duplicates=of_source.duplicates, self_loops=of_source.self_loops, ids=of_store.ids,
             allow_nan=of_source.allow_nan, seed=of_store.seed, split=of_source.shares(),
-            partition=settings if in_parts.partitions else None,
-            influence=in_parts.influence(), hops=propagated.asked(of_store.seed),
+            partition=in_parts if in_parts.num_partitions else None,
+            influence=copied.influence(), hops=propagated.asked(of_store.seed),
         )  # fmt: skip
         url = parse_url(str(store))
         local = place_for(url, resources.work) if url else store
@@ -119,7 +122,7 @@ def ingest(
 
 @app.command(cls=flags.Panels)
 @flags.grouped
-def derive(store: Path, features: flags.DeriveFlags, mem: flags.Mem = "2G") -> None:
+def derive(store: Path, features: Derivation, mem: flags.Mem = "2G") -> None:
     """Give a type features that are the mean, sum or maximum of its neighbors', within --mem.
 
     Sums are made in float32, in the order of the store's ids: --mem changes no byte.  Nodes without
@@ -127,9 +130,8 @@ def derive(store: Path, features: flags.DeriveFlags, mem: flags.Mem = "2G") -> N
     seeing the old version.
     """
     with _one_line_errors():
-        asked = features.derivation()
-        result = derive_features(store, asked, Progress(), flags.size(mem))
-        typer.echo(result.text(store, asked.op))
+        result = derive_features(store, features, Progress(), flags.size(mem))
+        typer.echo(result.text(store, features.op))
 
 
 @app.command(cls=flags.Panels)
@@ -137,8 +139,8 @@ def derive(store: Path, features: flags.DeriveFlags, mem: flags.Mem = "2G") -> N
 def repartition(
     store: Path,
     new: Path,
-    partitions: Annotated[int, typer.Option(help="of the nodes of the new store")],
-    in_parts: flags.PartitionerFlags,
+    in_parts: PartitionOptions,
+    copied: flags.CopyFlags,
     resources: flags.IngestResources,
     seed: Annotated[int, typer.Option(help="of a random partition")] = 0,
 ) -> None:
@@ -147,8 +149,8 @@ def repartition(
         whole = open_store(store)
         whole.check_whole("blockstore repartition")
         result = repartition_store(
-            whole, new, in_parts.settings(partitions), Progress(),
-            flags.size(resources.mem), in_parts.influence(), seed, resources.fresh,
+            whole, new, in_parts, Progress(),
+            flags.size(resources.mem), copied.influence(), seed, resources.fresh,
         )  # fmt: skip
         typer.echo(made_line(new, result.manifest))
         assert result.manifest.partitioning is not None
@@ -207,7 +209,7 @@ def owners(
         if how.remove:
             remove_owners(opened, how.remove)
         elif how.name:
-            made = make_owners(opened, counts, how.options(), Progress(), flags.size(mem))
+            made = make_owners(opened, counts, how, Progress(), flags.size(mem))
             typer.echo(f"{store}: {owner_line(made.name, made.owners, made.facts)}")
         else:
             typer.echo("\n".join(owner_lines(opened)) or f"{store}: no owner maps")

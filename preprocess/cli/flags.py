@@ -3,10 +3,10 @@
 A command takes records; `blockstore.flags.grouped` makes an option of each of their fields.
 """
 
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from typer import Option
 
@@ -14,7 +14,6 @@ from blockstore.flags import Panels as Panels
 from blockstore.flags import flag
 from blockstore.flags import grouped as grouped
 from blockstore.units import parse_bytes
-from preprocess.derive.plan import Derivation, Op
 from preprocess.errors import BadInput
 from preprocess.ingest.options import (
     FeatureDtype,
@@ -25,11 +24,9 @@ from preprocess.ingest.options import (
     NodeOrder,
     OperatorKind,
 )
-from preprocess.partition.grouped import MOST_OWNERS
 from preprocess.partition.influence import HubScore, InfluenceOptions, parse_hubs
-from preprocess.partition.owners import Method, OwnerOptions, Weights
-from preprocess.partition.partition import Neighbors, Partitioner, PartitionOptions, Visit
-from preprocess.sources.generate import GraphRecipe
+from preprocess.partition.owners import OwnerOptions
+from preprocess.partition.partition import PartitionOptions
 from preprocess.sources.layouts import LAYOUTS
 
 _MEM, _FRESH = "memory to use, such as 512M or 2G", "start from scratch, whatever a run has left"
@@ -55,27 +52,6 @@ class OperatorChoice(StrEnum):
     row = "row"
     ppr = "ppr"
     heat = "heat"
-
-
-@dataclass(frozen=True)
-class RecipeFlags:
-    """Graph."""
-
-    nodes: int = flag(100_000, "number of nodes")
-    degree: int = flag(16, "average in-degree; edges go both ways")
-    features: int = flag(64, "float32 features a node")
-    classes: int = flag(8, "number of classes")
-    train: float = flag(0.1, "share of nodes to train on")
-    valid: float = flag(0.05, "share of nodes to validate on")
-    test: float = flag(0.1, "share of nodes to test on")
-    seed: int = flag(0, "the same seed gives the same graph")
-    noise: float = flag(1.0, "of the features; more is harder")
-
-    def recipe(self) -> GraphRecipe:
-        return GraphRecipe(
-            self.nodes, self.degree, self.features, self.classes, self.train, self.valid,
-            self.test, self.seed, self.noise,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -116,30 +92,18 @@ class StoreFlags:
 
 
 @dataclass(frozen=True)
-class PartitionerFlags:
-    """Partitions, hubs and halos."""
-
-    partitioner: Partitioner = flag("gap", "gap balances labels of training nodes too")
-    slack: float = flag(1.1, "a partition holds so many times the mean")
-    gamma: float = flag(1.5, "exponent of the cost of nodes")
-    passes: int = flag(5, "over all edges")
-    alpha: float = flag(1.0, "times the cost of FENNEL")
-    soften: float = flag(50.0, "nodes of a class a partition below which it costs less; 0: none")
-    deviations: float = flag(
-        2.0, "of a random partition, that a class may exceed its mean by; 0: any"
+class IngestPartitions(PartitionOptions):
+    num_partitions: int = flag(
+        0, "partition the nodes, for macro-batches; 0: do not", "--partitions"
     )
-    relative: bool = flag(True, "sizes count relative to the share of the class")
-    visit: Visit = flag("degree", "in which order nodes are placed")
-    neighbors: Neighbors = flag("auto", "edges that draw a node; auto: both ways, unless symmetric")
+
+
+@dataclass(frozen=True)
+class CopyFlags:
+    panel: ClassVar = PartitionOptions.panel
     hubs: str = flag("", "of partitions: share of nodes, or bytes such as 64M; 0.01 if not given")
     hub_score: HubScore = flag("walk", "walk: from training nodes, backwards")
     halo: float = flag(0.0, "outside nodes stored with a partition, as a share of its nodes")
-
-    def settings(self, partitions: int) -> PartitionOptions:
-        return PartitionOptions(
-            partitions, self.partitioner, self.slack, self.gamma, self.passes, self.alpha,
-            self.soften, self.relative, self.deviations, self.visit, self.neighbors,
-        )  # fmt: skip
 
     def influence(self) -> InfluenceOptions:
         return InfluenceOptions(*parse_hubs(self.hubs), self.hub_score, self.halo)
@@ -200,51 +164,8 @@ class IngestHopFlags(HopFlags):
 
 
 @dataclass(frozen=True)
-class IngestPartitionFlags(PartitionerFlags):
-    """Partitions, hubs and halos."""
-
-    partitions: int = flag(0, "partition the nodes, for macro-batches; 0: do not")
-
-
-@dataclass(frozen=True)
-class OwnerFlags:
-    """Owner maps."""
-
-    name: str = flag("", "of the map that is made")
-    owners: int = flag(4, "trainers that share the nodes", min=1, max=MOST_OWNERS)
-    partitioner: Method = flag("stream", "metis holds the whole graph")
-    from_partitions: bool = flag(
-        False, "whole partitions of the store to each, training nodes even", "--from-partitions"
-    )
-    weights: Weights = flag("edges", "of nodes: edges that they are expanded to, or times")
-    balance: float = flag(1.05, "of stream: an owner's load is at most so many times the mean")
-    seed: int = flag(0, "of random, and of what stream tries")
+class OwnerFlags(OwnerOptions):
     remove: str = flag("", "the map of this name")
-
-    def options(self) -> OwnerOptions:
-        return OwnerOptions(
-            self.name, self.owners, self.partitioner, self.weights, self.balance, self.seed,
-            self.from_partitions,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class DeriveFlags:
-    """Features."""
-
-    node_type: str = flag(MISSING, "of the nodes that get features", "--type")
-    origin: str = flag(MISSING, "type whose features are taken", "--from")
-    relation: str = flag(MISSING, "between them: its name, or src-name-dst")
-    op: Op = flag("mean", "over the rows of a node's neighbors")
-    name: str = flag("x", "of the new array")
-    feature: str = flag("", "which of several features", show_default=False)
-    dtype: FeatureDtype | None = flag(None, "of the new array; else as the origin's")
-
-    def derivation(self) -> Derivation:
-        return Derivation(
-            self.node_type, self.origin, self.relation, self.op, self.name, self.feature,
-            self.dtype,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)

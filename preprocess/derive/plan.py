@@ -1,10 +1,11 @@
 """What deriving features is about, and what it will take: names, memory, passes, disk.  Pure."""
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from dataclasses import MISSING, dataclass
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import msgspec
 
+from blockstore.flags import flag
 from blockstore.format import (
     ITEM_BYTES,
     PAGE_BYTES,
@@ -42,13 +43,15 @@ _PIECE_EDGE_BYTES = 96  # an edge in all copies that are on their way
 class Derivation:
     """What is asked for, by name."""
 
-    node_type: str
-    origin: str  # type whose features are taken
-    relation: str  # its name, or "src-name-dst"
-    op: Op = "mean"
-    name: str = "x"  # of the new array
-    feature: str = ""  # of the origin; empty: its only one, or "x"
-    dtype: FeatureDtype | None = None  # None: that of the origin's array
+    panel: ClassVar = "Features"
+    node_type: str = flag(MISSING, "of the nodes that get features", "--type")
+    origin: str = flag(MISSING, "type whose features are taken", "--from")
+    relation: str = flag(MISSING, "between them: its name, or src-name-dst")
+    op: Op = flag("mean", "over the rows of a node's neighbors")
+    name: str = flag("x", "of the new array")
+    # of the origin; empty: its only one, or "x"
+    feature: str = flag("", "which of several features", show_default=False)
+    dtype: FeatureDtype | None = flag(None, "of the new array; else as the origin's")
 
 
 class ResolvedDerivation(NamedTuple):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from blockstore.errors import BudgetTooSmall, StoreError
 from blockstore.expansions import Expansions, read_expansions
+from blockstore.flags import flag
 from blockstore.format import OWNERS_FOLDER
 from blockstore.kernels.random import make_key
 from blockstore.owners import OwnerMap, check_name, write_owners
@@ -67,13 +68,16 @@ _PARTITION_SLACK = 1.02  # the greatest share of training nodes, over the mean, 
 class OwnerOptions:
     """What decides a map, beside the graph and the counts."""
 
-    name: str
-    owners: int
-    method: Method = "stream"
-    weights: Weights = "edges"
-    balance: float = 1.05  # the greatest load that `stream` gives, over the mean
-    seed: int = 0
-    from_partitions: bool = False  # whole partitions of the store, instead of `method`
+    panel: ClassVar = "Owner maps"
+    name: str = flag("", "of the map that is made")
+    owners: int = flag(4, "trainers that share the nodes", min=1, max=MOST_OWNERS)
+    method: Method = flag("stream", "metis holds the whole graph", "--partitioner")
+    weights: Weights = flag("edges", "of nodes: edges that they are expanded to, or times")
+    balance: float = flag(1.05, "of stream: an owner's load is at most so many times the mean")
+    seed: int = flag(0, "of random, and of what stream tries")
+    from_partitions: bool = flag(
+        False, "whole partitions of the store to each, training nodes even", "--from-partitions"
+    )
 
     def check(self) -> None:
         """Raises BadInput: an option is out of its bounds."""

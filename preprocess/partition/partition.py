@@ -8,12 +8,13 @@ worth giving up many neighbours.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import MISSING, dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.flags import flag
 from preprocess.errors import BadInput
 
 Partitioner = Literal["gap", "fennel", "ldg", "random", "metis"]
@@ -31,17 +32,21 @@ _CELL_BYTES = 20  # of a class in a partition: its size, two places, its cost
 class PartitionOptions:
     """What decides a partition, beside the graph, the training nodes and the seed."""
 
-    num_partitions: int
-    method: Partitioner = "gap"
-    slack: float = 1.1
-    gamma: float = 1.5
-    passes: int = 5
-    alpha: float = 1.0  # times FENNEL's
-    soften: float = 50.0  # nodes of a class in a partition below which it costs less; 0: never
-    relative: bool = True  # sizes are divided by the share of the class, as Eq. 4.2 is printed
-    deviations: float = 2.0  # `class_limits`; 0: no limits
-    visit: Visit = "degree"  # order in which nodes are placed; degree: the highest first
-    neighbors: Neighbors = "auto"  # that draw a node: sources of its in-edges, or both ends
+    panel: ClassVar = "Partitions, hubs and halos"
+    num_partitions: int = flag(MISSING, "of the nodes of the new store", "--partitions")
+    method: Partitioner = flag("gap", "gap balances labels of training nodes too", "--partitioner")
+    slack: float = flag(1.1, "a partition holds so many times the mean")
+    gamma: float = flag(1.5, "exponent of the cost of nodes")
+    passes: int = flag(5, "over all edges")
+    alpha: float = flag(1.0, "times the cost of FENNEL")
+    soften: float = flag(50.0, "nodes of a class a partition below which it costs less; 0: none")
+    # of sizes: divided by the share of the class, as Eq. 4.2 is printed
+    relative: bool = flag(True, "sizes count relative to the share of the class")
+    deviations: float = flag(  # see `class_limits`
+        2.0, "of a random partition, that a class may exceed its mean by; 0: any"
+    )
+    visit: Visit = flag("degree", "in which order nodes are placed")  # the highest degree first
+    neighbors: Neighbors = flag("auto", "edges that draw a node; auto: both ways, unless symmetric")
 
     @property
     def is_streamed(self) -> bool:

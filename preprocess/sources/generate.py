@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.errors import StoreExists
+from blockstore.flags import flag
 from blockstore.kernels.random import make_key
 from preprocess.errors import BadInput
 from preprocess.files.npy import NpyWriter
@@ -38,15 +39,17 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True, slots=True)
 class GraphRecipe:
-    num_nodes: int
-    degree: int  # average in-degree; every edge is there in both directions
-    num_features: int
-    num_classes: int
-    train: float = 0.1
-    valid: float = 0.05
-    test: float = 0.1
-    seed: int = 0
-    noise: float = 1.0  # standard deviation, against centroids of length `signal`
+    panel: ClassVar = "Graph"
+    num_nodes: int = flag(100_000, "number of nodes", "--nodes")
+    degree: int = flag(16, "average in-degree; edges go both ways")
+    num_features: int = flag(64, "float32 features a node", "--features")
+    num_classes: int = flag(8, "number of classes", "--classes")
+    train: float = flag(0.1, "share of nodes to train on")
+    valid: float = flag(0.05, "share of nodes to validate on")
+    test: float = flag(0.1, "share of nodes to test on")
+    seed: int = flag(0, "the same seed gives the same graph")
+    # standard deviation, against centroids of length `signal`
+    noise: float = flag(1.0, "of the features; more is harder")
     homophily: float = 0.8
     exponent: float = 0.45  # a of the weights: degrees follow a power law of 1 + 1/a
 
