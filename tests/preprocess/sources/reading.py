@@ -5,17 +5,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from preprocess.files.tables import Table
 from preprocess.ingest.prepare import keys_of, prepared
-from preprocess.sources.source import Source, SourceRelation, SourceRows
+from preprocess.sources.source import Source
 from preprocess.sources.sourcefiles import SourceFiles
 from preprocess.stages.scan import check_edge_splits, check_splits
 from tests.preprocess.quiet import QUIET
-
-MEM = 32 << 20
-COUNTS = (1, 3, 1000)  # rows at a time
+from tests.preprocess.sources.conformance import edges_of, rows_of
+from tests.preprocess.sources.refusals import MEM
 
 
 @contextmanager
@@ -25,32 +22,6 @@ def ready(source: Source, folder: Path) -> Iterator[Path]:
     with prepared(source, target, MEM, QUIET, False, SourceFiles(source.files)):
         yield keys_of(target)
     assert not list(folder.glob(".ready*"))
-
-
-def edges_of(source: Source, relation: SourceRelation) -> list[tuple[int, int]]:
-    """All (src, dst), the same for any number at a time."""
-    found = []
-    for count in COUNTS:
-        pieces = [np.stack([s, d], 1) for s, d in source.edges(relation, count)]
-        assert all(0 < p.shape[0] <= count for p in pieces)
-        found.append([(int(s), int(d)) for p in pieces for s, d in p])
-    assert found[0] == found[1] == found[2]
-    assert len(found[0]) == relation.num_edges
-    return found[0]
-
-
-def rows_of(source: Source, rows: SourceRows) -> np.ndarray:
-    """All rows, the same for any number at a time; shape and dtype are as promised."""
-    empty = np.empty((0, *rows.row_shape), rows.dtype)
-    found = []
-    for count in COUNTS:
-        pieces = [piece.copy() for piece in source.rows(rows, count)]
-        assert all(p.shape[0] <= count for p in pieces)
-        assert all(p.dtype == rows.dtype for p in pieces)
-        found.append(np.concatenate([*pieces, empty]))
-        assert found[-1].shape == (rows.num_rows, *rows.row_shape)
-        assert np.array_equal(found[0], found[-1], equal_nan=rows.dtype.kind == "f")
-    return found[0]
 
 
 def arrays_of(source: Source, listed: Any) -> dict[str, list[Any]]:
@@ -79,7 +50,7 @@ def read_all(source: Source) -> dict[str, Any]:
     for r in source.relations:
         check_edge_splits(source, r)
         found[f"{r.src} {r.name} {r.dst}"] = {
-            "edges": edges_of(source, r),
+            "edges": [(s, d) for s, d in edges_of(source, r).T.tolist()],
             "arrays": arrays_of(source, source.edge_rows(r)),
             "splits": arrays_of(source, source.edge_splits(r)),
         }

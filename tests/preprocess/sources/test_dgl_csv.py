@@ -10,7 +10,7 @@ from preprocess.ingest.options import IngestOptions
 from preprocess.sources.dgl_csv import DglCsvSource
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.sources.reading import read_all, ready, texts_of
-from tests.preprocess.sources.refusals import refused
+from tests.preprocess.sources.refusals import assert_refused, text
 
 META = """version: 1.0.0
 dataset_name: small
@@ -109,11 +109,6 @@ def test_they_become_stores(tmp_path: Path, write: Any):
     assert sum(r.num_edges for r in manifest.relations) == 3
 
 
-def text(name: str, content: str) -> Any:
-    """A spoiler that replaces a file."""
-    return lambda folder: (folder / name).write_text(content)
-
-
 REFUSED = {
     "no meta": (lambda f: (f / "meta.yaml").unlink(), "meta.yaml: found no file"),
     "no YAML": (text("meta.yaml", "a: [1"), "meta.yaml: found "),
@@ -144,8 +139,4 @@ REFUSED = {
 def test_what_is_refused_is_named(tmp_path: Path, name: str):
     spoiler, words = REFUSED[name]
     spoiler(homogeneous(tmp_path))
-
-    with refused(tmp_path, words):
-        source = DglCsvSource(tmp_path)
-        with ready(source, tmp_path):
-            read_all(source)
+    assert_refused(tmp_path, lambda: DglCsvSource(tmp_path), words)

@@ -19,7 +19,7 @@ from preprocess.sources.graphbolt import GraphBoltSource, write_listed
 from preprocess.sources.source import SourceRows
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.sources.reading import read_all, ready
-from tests.preprocess.sources.refusals import refused
+from tests.preprocess.sources.refusals import assert_refused, drop, save, text
 
 SMALL = """dataset_name: small
 graph:
@@ -204,25 +204,9 @@ def test_listed_values_in_any_window(tmp_path_factory, num_nodes, window, width,
     assert [p.name for p in folder.iterdir() if p.suffix != ".npy"] == ["out"]
 
 
-def save(name: str, values: Any) -> Any:
-    """A spoiler that replaces an array."""
-    return lambda folder: np.save(folder / name, np.array(values))
-
-
-def text(name: str, content: str | bytes) -> Any:
-    """A spoiler that replaces a file."""
-    raw = content.encode() if isinstance(content, str) else content
-    return lambda folder: (folder / name).write_bytes(raw)
-
-
 def meta(old: str, new: str) -> Any:
     """A spoiler that changes `metadata.yaml`."""
     return text("metadata.yaml", SMALL.replace(old, new, 1))
-
-
-def drop(name: str) -> Any:
-    """A spoiler that removes a file."""
-    return lambda folder: (folder / name).unlink()
 
 
 TWICE = """  - train_set:
@@ -303,10 +287,7 @@ REFUSED = {
 def test_what_is_refused_is_named(tmp_path: Path, name: str):
     spoiler, words = REFUSED[name]
     spoiler(small(tmp_path))
-
-    options = IngestOptions(mem_bytes=64 << 20, block_bytes=4096)
-    with refused(tmp_path, words):
-        ingest(GraphBoltSource(tmp_path), tmp_path / "store", options, QUIET)
+    assert_refused(tmp_path, lambda: GraphBoltSource(tmp_path), words)
 
 
 @pytest.mark.parametrize(

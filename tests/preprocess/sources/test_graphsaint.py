@@ -21,7 +21,7 @@ from tests.preprocess.sources.conformance import (
     round_trip,
 )  # fmt: skip
 from tests.preprocess.sources.reading import ready
-from tests.preprocess.sources.refusals import read_whole, refused
+from tests.preprocess.sources.refusals import assert_refused, drop
 
 EDGES = np.array([[0, 0, 1, 2, 3], [1, 3, 0, 2, 0]])
 FEATURES = np.arange(8, dtype=np.float64).reshape(4, 2)
@@ -101,11 +101,6 @@ def text(name: str, value: Any) -> Any:
     return lambda folder: (folder / name).write_text(raw)
 
 
-def drop(name: str) -> Any:
-    """A spoiler that removes a file."""
-    return lambda folder: (folder / name).unlink()
-
-
 def classes(value: Any) -> Any:
     """A spoiler of labels."""
     return text("class_map.json", value)
@@ -157,8 +152,4 @@ REFUSED = {
 def test_what_is_refused_is_named(tmp_path: Path, name: str):
     spoil, words = REFUSED[name]
     spoil(write(tmp_path))
-
-    with refused(tmp_path, words):
-        source = GraphSaintSource(tmp_path)
-        with ready(source, tmp_path.parent):
-            read_whole(source)
+    assert_refused(tmp_path, lambda: GraphSaintSource(tmp_path), words)

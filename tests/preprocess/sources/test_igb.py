@@ -26,7 +26,7 @@ from tests.preprocess.sources.conformance import (
     round_trip,
     rows_of,
 )
-from tests.preprocess.sources.refusals import assert_refused
+from tests.preprocess.sources.refusals import assert_refused, drop, save
 
 NUM_NODES = {"paper": 6, "author": 4, "institute": 2, "fos": 3, "journal": 2, "conference": 1}
 EDGES = {
@@ -226,15 +226,6 @@ def test_labels_against_plain_python(
 Spoiler = Callable[[Path], None]
 
 
-def saved(name: str, array: Any) -> Spoiler:
-    """A spoiler that replaces an npy file."""
-    return lambda held: np.save(held / name, np.asarray(array))
-
-
-def removed(name: str) -> Spoiler:
-    return lambda held: (held / name).unlink()
-
-
 def moved(old: str, new: str) -> Spoiler:
     return lambda held: (held / old).rename(held / new)
 
@@ -257,11 +248,11 @@ X, AUTHORS, FOS = "paper/node_feat.npy", "author/node_feat.npy", "fos/node_feat.
 L19, L2K = "paper/node_label_19.npy", "paper/node_label_2K.npy"
 CITED, WRITTEN = f"{CITES}/edge_index.npy", "paper__written_by__author/edge_index.npy"
 REFUSED: dict[str, tuple[Spoiler, str]] = {
-    "no edges": (removed(CITED), f"{CITED}: found no file"),
-    "no features": (removed(X), f"{X}: found no file"),
-    "no labels": (removed(L19), f"{L19}: found no file"),
+    "no edges": (drop(CITED), f"{CITED}: found no file"),
+    "no features": (drop(X), f"{X}: found no file"),
+    "no labels": (drop(L19), f"{L19}: found no file"),
     "no authors": (moved("author", "writer"), "written_by__author: found a relation of node type"),
-    "no features of authors": (removed(AUTHORS), f"{AUTHORS}: found no file"),
+    "no features of authors": (drop(AUTHORS), f"{AUTHORS}: found no file"),
     "unknown type": (moved(CITES, "paper__in__book"), "found no processed/paper__cites__paper"),
     "another type": (
         moved("paper__topic__fos", "paper__in__book"),
@@ -281,17 +272,17 @@ REFUSED: dict[str, tuple[Spoiler, str]] = {
     ),
     "truncated features": (resized(FOS, -1), f"{FOS}: end: found "),
     "truncated edges": (resized(CITED, -1), f"{CITED}: end: found "),
-    "edges of rows": (saved(CITED, np.zeros((2, 5), int)), "(2, 5) of int64, expected (edges"),
-    "edges of floats": (saved(CITED, np.zeros((5, 2))), f"{CITED}: header: found shape (5, 2)"),
-    "id too large": (saved(CITED, [[0, 1], [5, 6]]), f"{CITED}[1, 1]: found node id 6"),
-    "id below zero": (saved(CITED, [[0, 1], [-1, 0]]), f"{CITED}[1, 0]: found node id -1"),
-    "no such author": (saved(WRITTEN, [[5, 4]]), f"{WRITTEN}[0, 1]: found node id 4, expected 0 "),
-    "one column": (saved(FOS, np.zeros(3)), f"{FOS}: header: found shape (3,)"),
-    "Fortran order": (saved(FOS, np.asfortranarray(FEATURES["fos"])), "Fortran order"),
-    "complex": (saved(FOS, np.zeros((3, 2), complex)), f"{FOS}: header: found shape (3, 2) of c"),
-    "text": (saved(FOS, np.array([["a"]] * 3)), f"{FOS}: found items of <U1"),
-    "label rows": (saved(L19, np.zeros(7)), f"{L19}: header: found 7 rows, expected 6"),
-    "label columns": (saved(L19, np.zeros((6, 2))), f"{L19}: header: found shape (6, 2)"),
+    "edges of rows": (save(CITED, np.zeros((2, 5), int)), "(2, 5) of int64, expected (edges"),
+    "edges of floats": (save(CITED, np.zeros((5, 2))), f"{CITED}: header: found shape (5, 2)"),
+    "id too large": (save(CITED, [[0, 1], [5, 6]]), f"{CITED}[1, 1]: found node id 6"),
+    "id below zero": (save(CITED, [[0, 1], [-1, 0]]), f"{CITED}[1, 0]: found node id -1"),
+    "no such author": (save(WRITTEN, [[5, 4]]), f"{WRITTEN}[0, 1]: found node id 4, expected 0 "),
+    "one column": (save(FOS, np.zeros(3)), f"{FOS}: header: found shape (3,)"),
+    "Fortran order": (save(FOS, np.asfortranarray(FEATURES["fos"])), "Fortran order"),
+    "complex": (save(FOS, np.zeros((3, 2), complex)), f"{FOS}: header: found shape (3, 2) of c"),
+    "text": (save(FOS, np.array([["a"]] * 3)), f"{FOS}: found items of <U1"),
+    "label rows": (save(L19, np.zeros(7)), f"{L19}: header: found 7 rows, expected 6"),
+    "label columns": (save(L19, np.zeros((6, 2))), f"{L19}: header: found shape (6, 2)"),
     "half a label": (wrong_label(L19, 0.5), f"{L19}[2]: found label 0.5, expected a class"),
     "a label below": (wrong_label(L2K, -2), f"{L2K}[2]: found label -2.0, expected a class"),
     "an infinite label": (wrong_label(L2K, np.inf), f"{L2K}[2]: found label inf"),

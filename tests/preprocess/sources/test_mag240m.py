@@ -17,7 +17,7 @@ from tests.preprocess.sources.conformance import (
     check_source,
     round_trip,
 )
-from tests.preprocess.sources.refusals import assert_refused
+from tests.preprocess.sources.refusals import assert_refused, cut, drop, save
 
 META = {"paper": 7, "author": 5, "institution": 2, "num_classes": 153}
 SPLITS = {"train": [0, 3], "valid": [5], "test": [6, 1, 2]}
@@ -114,21 +114,12 @@ def test_splits_may_be_tensors(tmp_path: Path):
 
 def saved(name: str, array: Any) -> Callable[[Path], None]:
     """A spoiler that replaces an npy file."""
-    return lambda folder: np.save(folder / "processed" / name, array)
+    return save(f"processed/{name}", array)
 
 
 def put(name: str, value: Any) -> Callable[[Path], None]:
     """A spoiler that replaces a torch file."""
     return lambda folder: torch.save(value, folder / name)
-
-
-def removed(name: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).unlink()
-
-
-def cut(name: str) -> Callable[[Path], None]:
-    """A spoiler that leaves out the last byte of a file."""
-    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-1])
 
 
 def unknown_type(folder: Path) -> None:
@@ -150,8 +141,8 @@ def no_relations(folder: Path) -> None:
 
 CITES = f"{NAMES[2]}/edge_index.npy"
 REFUSED = {
-    "no meta": (removed("meta.pt"), "meta.pt: found no file"),
-    "no splits": (removed("split_dict.pt"), "split_dict.pt: found no file"),
+    "no meta": (drop("meta.pt"), "meta.pt: found no file"),
+    "no splits": (drop("split_dict.pt"), "split_dict.pt: found no file"),
     "truncated meta": (cut("meta.pt"), "meta.pt: found "),
     "objects": (put("meta.pt", {"paper": Path("a")}), "meta.pt: found "),
     "a list": (put("meta.pt", [7, 5]), "meta.pt: found a list, expected a dict"),
@@ -164,13 +155,13 @@ REFUSED = {
         "split_dict.pt: train: found shape (2, 2)",
     ),
     "a name of two": (two_names, "paper___cites: found 2 names"),
-    "no features": (removed("processed/paper/node_feat.npy"), "node_feat.npy: found no file"),
-    "no labels": (removed("processed/paper/node_label.npy"), "node_label.npy: found no file"),
-    "no years": (removed("processed/paper/node_year.npy"), "node_year.npy: found no file"),
+    "no features": (drop("processed/paper/node_feat.npy"), "node_feat.npy: found no file"),
+    "no labels": (drop("processed/paper/node_label.npy"), "node_label.npy: found no file"),
+    "no years": (drop("processed/paper/node_year.npy"), "node_year.npy: found no file"),
     "no header": (headerless("processed/paper/node_feat.npy"), "node_feat.npy: header: found "),
     "unknown type": (unknown_type, "paper___in___journal/edge_index.npy: found a relation of"),
     "no relations": (no_relations, "processed: found no relations"),
-    "no edges": (removed(f"processed/{CITES}"), "edge_index.npy: found no file"),
+    "no edges": (drop(f"processed/{CITES}"), "edge_index.npy: found no file"),
     "edges truncated": (cut(f"processed/{CITES}"), "edge_index.npy: end: found "),
     "edges of pairs": (saved(CITES, np.zeros((5, 2), int)), "header: found shape (5, 2)"),
     "edges of floats": (saved(CITES, np.zeros((2, 5))), "header: found shape (2, 5) of float64"),

@@ -36,7 +36,7 @@ from tests.preprocess.sources.ogbfiles import (
     proteins_graph,
     text,
 )
-from tests.preprocess.sources.refusals import assert_refused
+from tests.preprocess.sources.refusals import assert_refused, cut, drop
 
 HOMOGENEOUS = "raw/edge.csv.gz and raw/num-node-list.csv.gz"
 DATASETS = [
@@ -180,16 +180,6 @@ def raw(name: str, content: str) -> Any:
     return lambda folder: text(folder / name, content)
 
 
-def drop(name: str) -> Any:
-    """A spoiler that removes a file."""
-    return lambda folder: (folder / name).unlink()
-
-
-def cut(name: str) -> Any:
-    """A spoiler that cuts a packed file."""
-    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-9])
-
-
 def held(name: str, value: Any) -> Any:
     """A spoiler that replaces a file of torch."""
     return lambda folder: torch.save(value, folder / name)
@@ -222,7 +212,7 @@ REFUSED = {
     "edges of floats": (put(EDGE, [(0.0, 1.5)] * 5), "edge.csv.gz:1: found '0.0' in column"),
     "one column": (put(EDGE, [0] * 5), "edge.csv.gz:1: found 1 columns, expected 2"),
     "ragged": (raw(FEAT, "1.0,2.0\n1.0\n"), "node-feat.csv.gz:2: found 1 columns"),
-    "truncated": (cut(EDGE), "edge.csv.gz: found "),
+    "truncated": (cut(EDGE, 9), "edge.csv.gz: found "),
     "not packed": (lambda f: (f / EDGE).write_text("0,1\n" * 5), "edge.csv.gz: found "),
     "no number": (
         put(FEAT, [(0.5, 1.0), (0.5, 1.0), (0.5, "one")]), "node-feat.csv.gz:3: found 'one' in",

@@ -24,7 +24,7 @@ from preprocess.sources import idmap
 from preprocess.sources.table import TableSource
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.sources.reading import read_all, ready, texts_of
-from tests.preprocess.sources.refusals import refused
+from tests.preprocess.sources.refusals import assert_refused, text
 from tests.preprocess.test_hetero import stored_blocks
 
 SCHEMA: dict[str, Any] = {
@@ -328,11 +328,6 @@ def schema_with(*path: Any, value: Any) -> Any:
     return change
 
 
-def text(name: str, content: str) -> Any:
-    """A spoiler that replaces a file."""
-    return lambda folder: (folder / name).write_text(content)
-
-
 LIKES = "user,item,stars,when,note,good,part\n"
 
 
@@ -431,9 +426,4 @@ REFUSED = {
 def test_what_is_refused_is_named(tmp_path: Path, name: str):
     spoiler, words = REFUSED[name]
     spoiler(write_graph(tmp_path))
-
-    with refused(tmp_path, words):
-        source = TableSource(tmp_path)
-        with ready(source, tmp_path):
-            read_all(source)
-    assert not list(tmp_path.glob(".ready*"))
+    assert_refused(tmp_path, lambda: TableSource(tmp_path), words)
