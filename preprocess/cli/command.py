@@ -13,7 +13,7 @@ from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.ingest.prepare import Preparable
 from preprocess.pipeline.progress import Progress
-from preprocess.pipeline.renderings import Events
+from preprocess.pipeline.renderings import Events, write_line
 from preprocess.sources.layouts import Opened, open_source
 
 
@@ -39,9 +39,9 @@ def run_ingest(
         facts = {"store": str(store), "fingerprint": result.manifest.fingerprint}
         rendering.emit("end", {**facts, "summary": msgspec.to_builtins(summary)})
         return
-    _say(made_line(store, result.manifest))
+    write_line(sys.stdout, made_line(store, result.manifest))
     if summary is not None:
-        _say(summary_text(summary))
+        write_line(sys.stdout, summary_text(summary))
 
 
 def run_dry(
@@ -51,7 +51,9 @@ def run_dry(
     progress = Progress(rendering=Events(sys.stderr) if json else None)
     (graph, *_), options = _open(source, options, of_source, progress)
     found = dry_run(graph, store, options, isinstance(graph, Preparable))
-    _say(msgspec.json.encode(found).decode() if json else dry_run_text(found, options))
+    write_line(
+        sys.stdout, msgspec.json.encode(found).decode() if json else dry_run_text(found, options)
+    )
 
 
 def error_event(message: str) -> None:
@@ -71,8 +73,3 @@ def _open(
         if undirected:
             progress.line("reverses are added, as its owner does: --directed leaves them out")
     return opened, replace(options, undirected=undirected)
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

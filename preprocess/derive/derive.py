@@ -43,7 +43,7 @@ from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, 
 from preprocess.pipeline.work import WorkFolder, sign
 from preprocess.stages.csc import WholeColumns, sorted_columns
 from preprocess.stages.quantize import Quantizer
-from preprocess.stages.rows import convert, scatter_bytes
+from preprocess.stages.rows import checked_sums, scatter_bytes
 from preprocess.stages.slots import SlotCopies
 
 THREADS = 3
@@ -324,7 +324,7 @@ class DeriveStages:
         sums: NDArray[np.float32],
     ) -> None:
         """Columns are shared out among threads: each number has its sum made by one."""
-        kernel = kernels.take_greatest if self._op == "max" else kernels.add_rows
+        kernel = partial(kernels.add_rows, self._op == "max")
         width = sums.shape[1]
         lines = -(-width // kernels.LINE_ITEMS)
         parts = max(1, min(run.threads, lines // 2))
@@ -356,13 +356,11 @@ class DeriveStages:
             np.maximum(most, np.maximum(piece.max(0), -piece.min(0)), out=most)
             if not np.isfinite(most).all():
                 row, column = np.argwhere(~np.isfinite(piece))[0].tolist()
-                found = f"{piece[row, column]}"
-                raise self._refused(low + row, found, "finite numbers for int8", "float16")
+                raise BadInput.at(
+                    f"{self._resolved.array.path}[{low + row}]", piece[row, column],
+                    "finite numbers for int8", "--dtype float16 or float32 holds it",
+                )  # fmt: skip
         return most
-
-    def _refused(self, row: int, found: str, expected: str, other: str) -> BadInput:
-        where = f"{self._resolved.array.path}[{row}]"
-        return BadInput.at(where, found, expected, f"--dtype {other} or float32 holds it")
 
     def _commit(self, run: DeriveRun) -> None:
         """Write the array and its copies; the store has them then."""
@@ -398,23 +396,14 @@ class DeriveStages:
             run.progress.stage("write rows", total, "B") as stage,
         ):
             for piece in pieces:
-                rows = quantizer.rows(piece) if quantizer else self._converted(piece, done)
+                if quantizer:
+                    rows: NDArray[Any] = quantizer.rows(piece)
+                else:
+                    rows = checked_sums(piece, array.dtype, array.path, done)
                 writer.append(rows.reshape(-1, *array.row_shape))
                 done += piece.shape[0]
                 stage.advance(piece.shape[0] * array.row_bytes)
         run.quantization = quantizer.report() if quantizer else None
-
-    def _converted(self, rows: NDArray[np.float32], first: int) -> NDArray[Any]:
-        """In the array's dtype.  Raises BadInput: it cannot hold a number."""
-        dtype = self._resolved.array.dtype
-        out = convert(rows, dtype)
-        if dtype == "float16" and not np.isfinite(out).all():
-            lost = np.isinf(out) & np.isfinite(rows)
-            if lost.any():
-                row, column = np.argwhere(lost)[0].tolist()
-                found, expected = f"{rows[row, column]:g}", "less than 65520 for float16"
-                raise self._refused(first + row, found, expected, "bfloat16")
-        return out
 
     def _copy_slots(self, run: DeriveRun, copies: RowArray) -> None:
         """Rows of the new array once more, for the halo of its type."""

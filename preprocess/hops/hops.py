@@ -37,7 +37,7 @@ from preprocess.pipeline.result import Ran, StageResult
 from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, resumable
 from preprocess.pipeline.work import WorkFolder, sign
 from preprocess.stages.product import ProductStep, RelationProduct, count_degrees, new_columns
-from preprocess.stages.rows import convert
+from preprocess.stages.rows import checked_sums
 
 DEGREES, ROWS, TAKE_LABELS = "hops: degrees", "hops: rows", "hops: labels"  # names of stages
 SLICES, ARRAYS = "hops: slices", "hops: arrays"
@@ -480,15 +480,7 @@ class _ColumnSlice:
                     quantize(rows, unit, out, own)
                     errors[0] = max(errors[0], own[0])
                     return out
-                made = convert(rows, dtype)
-                if dtype == "float16" and np.isinf(made).any():
-                    row, column = np.argwhere(np.isinf(made))[0].tolist()
-                    raise BadInput.at(
-                        f"{run.store.path}: {title}, row {first + row}",
-                        f"{rows[row, column]:g}", "less than 65520 for float16",
-                        "--dtype bfloat16 or float32 holds it",
-                    )  # fmt: skip
-                return made
+                return checked_sums(rows, dtype, f"{run.store.path}: {title}", first)
 
             self.taker.write(name, columns, scale, count, change)
         facts["error"] = max(facts["error"], float(errors[0]))

@@ -17,9 +17,10 @@ def _ask_for_row(flat, at, low, high):
 
 
 @njit(nogil=True, cache=True)
-def add_rows(rows, first_row, origins, targets, low, high, sums):
+def add_rows(greatest, rows, first_row, origins, targets, low, high, sums):
     """sums[target] += row of its origin, edge by edge, in columns [low, high).
 
+    greatest   the greater number stays instead; NaN wins
     rows       float32 (some, width)          those of nodes `first_row` and on
     origins    uint32 or uint64 (edges,)      nodes whose rows are there
     targets    uint32 or uint64 (>= edges,)   rows of `sums`
@@ -31,21 +32,12 @@ def add_rows(rows, first_row, origins, targets, low, high, sums):
             _ask_for_row(flat, np.int64(targets[i + _AHEAD]) * width, low, high)
         row = rows[np.int64(origins[i]) - first_row, low:high]
         into = sums[np.int64(targets[i]), low:high]
-        for c in range(row.size):
-            into[c] += row[c]
-
-
-@njit(nogil=True, cache=True)
-def take_greatest(rows, first_row, origins, targets, low, high, sums):
-    """As `add_rows`, but the greater number stays; NaN wins."""
-    width, flat = sums.shape[1], sums.reshape(-1)
-    for i in range(origins.size):
-        if i + _AHEAD < origins.size:
-            _ask_for_row(flat, np.int64(targets[i + _AHEAD]) * width, low, high)
-        row = rows[np.int64(origins[i]) - first_row, low:high]
-        into = sums[np.int64(targets[i]), low:high]
-        for c in range(row.size):
-            into[c] = row[c] if (row[c] > into[c]) | (row[c] != row[c]) else into[c]
+        if greatest:
+            for c in range(row.size):
+                into[c] = row[c] if (row[c] > into[c]) | (row[c] != row[c]) else into[c]
+        else:
+            for c in range(row.size):
+                into[c] += row[c]
 
 
 @njit(nogil=True, cache=True)

@@ -18,7 +18,7 @@ from preprocess.packs.packs import EpochSampler, PackStages, pack_epochs
 from preprocess.packs.plan import PackJob, PackOptions
 from preprocess.pipeline.disk import existing_folder, measure_disk
 from preprocess.pipeline.progress import Progress
-from preprocess.pipeline.renderings import Events, format_seconds
+from preprocess.pipeline.renderings import Events, format_seconds, write_line
 from preprocess.pipeline.stage import RunPlan
 
 _PAYS_AFTER = (1, 3, 10)  # epochs
@@ -38,14 +38,14 @@ def run_pack(
     )  # fmt: skip
     if show.dry_run:
         found = dry_run(store, options)
-        _say(msgspec.json.encode(found).decode() if show.json else found.text())
+        write_line(sys.stdout, msgspec.json.encode(found).decode() if show.json else found.text())
         return
     rendering = Events(sys.stdout) if show.json else None
     result = pack_epochs(store, options, Progress(rendering=rendering), resources.fresh)
     if rendering is not None:
         rendering.emit("end", {"pack": str(result.path), "epoch_bytes": result.epoch_bytes})
         return
-    _say(result.text())
+    write_line(sys.stdout, result.text())
 
 
 def _request(flags: PackedSampling) -> Attach:
@@ -150,8 +150,3 @@ def dry_run(path: Path, options: PackOptions) -> PackDryRun:
         e.batch_bytes, options.mem_bytes, e.hot_bytes + 2 * max(options.group, e.cold_bytes),
         disk.read, disk.write, took, {str(n): e.seeds / (took / n + epoch_s) for n in _PAYS_AFTER},
     )  # fmt: skip
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

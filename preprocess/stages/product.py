@@ -78,11 +78,12 @@ def count_degrees(
     return found
 
 
-def new_columns(num_items: int) -> NDArray[np.float32]:
+def new_columns(num_items: int, dtype: Any = np.float32) -> NDArray[Any]:
     """Zeros that begin with a cache line, in large pages where there are any."""
-    raw = np.empty(4 * num_items + _LINE_BYTES, np.uint8)  # zeroed by numpy it has small pages
+    num_bytes = num_items * np.dtype(dtype).itemsize
+    raw = np.empty(num_bytes + _LINE_BYTES, np.uint8)  # zeroed by numpy it has small pages
     at = -raw.ctypes.data % _LINE_BYTES
-    columns = raw[at : at + 4 * num_items].view(np.float32)
+    columns: NDArray[Any] = raw[at : at + num_bytes].view(dtype)
     columns[:] = 0
     return columns
 

@@ -67,6 +67,16 @@ def convert(rows: NDArray[Any], dtype: str) -> NDArray[Any]:
     return out
 
 
+def checked_sums(rows: NDArray[np.float32], dtype: str, where: str, first: int) -> NDArray[Any]:
+    """Rows that were computed, converted.  Raises BadInput: a number that float16 cannot hold.
+
+    where, first   of the array and of its first row here, for the message
+    """
+    if dtype == "float16":
+        _check_overflow(rows, (rows.min(initial=0), rows.max(initial=0)), dtype, where, first)
+    return convert(rows, dtype)
+
+
 def checked_features(
     source: Source, rows: SourceRows, dtype: str, allow_nan: bool, share: int
 ) -> Iterator[NDArray[Any]]:

@@ -26,11 +26,11 @@ from preprocess.kernels.walk import (
 )
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.renderings import PassProgress
+from preprocess.stages.product import new_columns
 from preprocess.stages.stored_columns import stored_columns
 
 STEPS = 3
 _THREADS = 4
-_LINE_BYTES = 64
 _DIGITS = ((20, 11), (10, 10), (0, 10))  # shift and bits: 31 bits of a positive float32
 LANE_BYTES = 8  # a node, in one lane: before and after a step
 WALK_NODE_BYTES = 5  # beside lanes: in-degree 4, training node 1
@@ -74,7 +74,7 @@ class LazyWalk:
 
     def scores(self, marks: NDArray[np.uint8]) -> NDArray[np.float64]:
         """After all steps, from score 1 at each node that is marked: float64 (num_nodes,)."""
-        scores, out = new_lanes(self.num_nodes, np.float64), new_lanes(self.num_nodes, np.float64)
+        scores, out = (new_columns(self.num_nodes, np.float64) for _ in range(2))
         scores[:] = marks
         with self._progress.stage("walk", STEPS * self.num_edges, "edges") as stage:
             for _ in range(STEPS):
@@ -102,7 +102,7 @@ class LazyWalk:
         num_parts = offsets.shape[1] - 1
         batches = [*range(0, num_parts, lanes.num_walks), num_parts]
         arrays = [
-            tuple(new_lanes(self.num_nodes * lanes.width, np.float32) for _ in range(2))
+            tuple(new_columns(self.num_nodes * lanes.width) for _ in range(2))
             for _ in range(lanes.groups)
         ]
         total = (STEPS * (len(batches) - 1)) * self.num_edges
@@ -183,14 +183,6 @@ def training_marks(store: Store, types: Sequence[NodeType], split: str) -> NDArr
         for first, ids in scan_rows(store, t.store_id):
             marks[ids] = listed[first : first + ids.size]
     return marks
-
-
-def new_lanes(size: int, dtype: Any) -> NDArray[Any]:
-    """Zeros that begin with a cache line: lanes of a node are whole lines then."""
-    num_bytes = size * np.dtype(dtype).itemsize
-    raw = np.zeros(num_bytes + _LINE_BYTES, np.uint8)
-    at = -raw.ctypes.data % _LINE_BYTES
-    return raw[at : at + num_bytes].view(dtype)
 
 
 def _start(

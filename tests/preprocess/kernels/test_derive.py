@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocess.kernels.derive import add_rows, finish_rows, take_greatest
+from preprocess.kernels.derive import add_rows, finish_rows
 from preprocess.kernels.edges import count_ids
 
 IDS = st.sampled_from([np.uint32, np.uint64])
@@ -30,8 +30,8 @@ def test_rows_are_added_edge_by_edge(edges, width: int, first: int, ids: Any, da
     origins = np.array([o + first for o, _ in edges], ids)
     targets = np.array([t for _, t in edges], ids)
     summed, greatest = before.copy(), before.copy()
-    add_rows(rows, first, origins, targets, low, high, summed)
-    take_greatest(rows, first, origins, targets, low, high, greatest)
+    add_rows(False, rows, first, origins, targets, low, high, summed)
+    add_rows(True, rows, first, origins, targets, low, high, greatest)
     expected, most = before.copy(), before.copy()
     for origin, target in edges:
         expected[target, low:high] += rows[origin, low:high]
@@ -47,7 +47,7 @@ def test_rows_are_added_edge_by_edge(edges, width: int, first: int, ids: Any, da
 def test_nan_is_the_greatest_of_all(order: list[int]):
     rows = np.array([[np.nan], [3]], np.float32)
     sums = np.full((1, 1), -np.inf, np.float32)
-    take_greatest(rows, 0, np.array(order, np.uint32), np.zeros(2, np.uint32), 0, 1, sums)
+    add_rows(True, rows, 0, np.array(order, np.uint32), np.zeros(2, np.uint32), 0, 1, sums)
     assert np.isnan(sums[0, 0])
 
 
