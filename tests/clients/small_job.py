@@ -19,14 +19,9 @@ NODES = 600
 
 
 @contextmanager
-def serve_graph(
-    folder: Path, owner_maps: Iterable[tuple[str, int, int]] = (), train: float = 0.3
-) -> Iterator[str]:
-    """Endpoint.  Of each owner map: name, owners, and how many of them own something.
-
-    train   share of the nodes that are seeds
-    """
-    generate(folder / "graph", GraphRecipe(NODES, 6, 8, 4, train, 0.1, 0.1, seed=2), QUIET)
+def serve_graph(folder: Path, owner_maps: Iterable[tuple[str, int, int]] = ()) -> Iterator[str]:
+    """Endpoint.  Of each owner map: name, owners, and how many of them own something."""
+    generate(folder / "graph", GraphRecipe(NODES, 6, 8, 4, 0.3, 0.1, 0.1, seed=2), QUIET)
     ingest(PlainSource(folder / "graph"), folder / "store", IngestOptions(), QUIET)
     store, rng = open_store(folder / "store"), np.random.default_rng(1)
     for name, owners, used in owner_maps:
@@ -51,11 +46,13 @@ def seeds_of(found: list) -> dict[tuple[int, int], list[int]]:
     return {at: sorted(ids) for at, ids in seeds.items()}
 
 
-def check(found: list, expected: tuple) -> None:
-    """Each rank's (batches, weights) of a whole run.
+def whole_run(found: list) -> tuple[dict[tuple[int, int], list[int]], list[float]]:
+    """Seeds by step, and the weights, of what one process trained."""
+    return seeds_of(found), found[0][1]
 
-    expected  seeds of one process, by epoch and step, and its weights in the end
-    """
+
+def check_run(found: list, expected: tuple) -> None:
+    """Each rank's (batches, weights) of a whole run against those of one process."""
     for _, weights in found:
         np.testing.assert_allclose(weights, expected[1], rtol=1e-4, atol=1e-4)
     assert seeds_of(found) == expected[0]

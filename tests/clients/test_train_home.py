@@ -13,7 +13,13 @@ from clients.train import train  # noqa: E402
 from loaderd.api.errors import Refused  # noqa: E402
 from loaderd.server.transport import ask_status, parse_either  # noqa: E402
 from tests.clients.ddp_trainer import trained, trained_until_killed  # noqa: E402
-from tests.clients.small_job import check, job_settings, seeds_of, serve_graph  # noqa: E402
+from tests.clients.small_job import (  # noqa: E402
+    check_run,
+    job_settings,
+    seeds_of,
+    serve_graph,
+    whole_run,
+)
 from tests.daemons import until  # noqa: E402
 from tests.ranks import pool  # noqa: E402
 
@@ -39,8 +45,8 @@ def settings(endpoint: str, owners: str = "", **options) -> dict:
 
 @pytest.fixture(scope="module")
 def alone(served, ranks):
-    found = ranks.run(trained, settings(served), world=1)
-    return seeds_of(found), found[0][1]
+    """What one process trains on by step, and its weights in the end."""
+    return whole_run(ranks.run(trained, settings(served), world=1))
 
 
 @pytest.mark.parametrize(
@@ -55,14 +61,14 @@ def alone(served, ranks):
     ],
 )  # fmt: skip
 def test_ranks_train_together_as_one_process(served, ranks, alone, owners, world, options):
-    check(ranks.run(trained, settings(served, owners, **options), world=world), alone)
+    check_run(ranks.run(trained, settings(served, owners, **options), world=world), alone)
 
 
 @pytest.mark.parametrize("kind", ["gcn", "gat"])
 def test_every_model(served, ranks, kind):
     (one,) = ranks.run(trained, settings(served, model=kind, epochs=1), world=1)
     found = ranks.run(trained, settings(served, "two", model=kind, epochs=1, parts="2"), world=2)
-    check(found, (seeds_of([one]), one[1]))
+    check_run(found, (seeds_of([one]), one[1]))
 
 
 LOCAL = {"parts": "2", "merge": "model", "migrate": "always", "sync_every": 2}

@@ -13,7 +13,12 @@ from clients.train import train  # noqa: E402
 from loaderd.api.errors import Refused  # noqa: E402
 from loaderd.server.transport import ask_status, parse_either  # noqa: E402
 from tests.clients.ddp_trainer import trained, trained_until_killed, trained_with_losses  # noqa: E402
-from tests.clients.small_job import check, job_settings, seeds_of, serve_graph  # noqa: E402
+from tests.clients.small_job import (  # noqa: E402
+    check_run,
+    job_settings,
+    serve_graph,
+    whole_run,
+)
 from tests.daemons import until  # noqa: E402
 from tests.ranks import pool  # noqa: E402
 
@@ -39,8 +44,8 @@ def settings(endpoint: str, owners: str = "", **options) -> dict:
 
 @pytest.fixture(scope="module")
 def alone(served, ranks):
-    found = ranks.run(trained, settings(served), world=1)
-    return seeds_of(found), found[0][1]
+    """What one process trains on by step, and its weights in the end."""
+    return whole_run(ranks.run(trained, settings(served), world=1))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,7 @@ def alone(served, ranks):
 )  # fmt: skip
 def test_owners_train_together_as_one_process(served, ranks, alone, owners, world, options):
     found = ranks.run(trained, settings(served, owners, **options), world=world)
-    check(found, alone)
+    check_run(found, alone)
 
 
 def test_a_checkpoint_goes_on_with_other_owners(served, ranks, alone, tmp_path):
@@ -66,7 +71,7 @@ def test_a_checkpoint_goes_on_with_other_owners(served, ranks, alone, tmp_path):
     ]
     before = [one for found in runs[:2] for early, *_ in found for one in early]
     ((batches, weights, _),) = runs[2]
-    check([(before + batches, weights)], alone)
+    check_run([(before + batches, weights)], alone)
     found = [loss for run in runs for loss in run[0][2]]
     np.testing.assert_allclose(found, losses, rtol=1e-5)
 
@@ -77,7 +82,7 @@ def test_shares_of_batches_are_split_too(served, ranks):
     found = ranks.run(trained, settings(served, "two"), world=4)
     for share in (0, 1):
         own = {(epoch, step): sorted(ids) for epoch, step, ids in shared[share][0]}
-        check(found[2 * share : 2 * share + 2], (own, shared[share][1]))
+        check_run(found[2 * share : 2 * share + 2], (own, shared[share][1]))
 
 
 def test_if_a_rank_is_killed_the_others_name_it_and_the_daemon_is_as_before(served):

@@ -28,7 +28,7 @@ from loaderd.server.transport import ask_status
 from loaderd.sessions.engine import Engine, default_settings
 from loaderd.sessions.workers import WorkerPool
 from tests.daemons import ROOT, spawn, stop
-from tests.graphs import Csc
+from tests.graphs import make_csc
 from tests.hopstores import make_hops, write_hop_store
 from tests.loaderd.harness import WAIT_S, Client
 from tests.loaderd.opened import PLANS, held, serve, session_of
@@ -43,11 +43,7 @@ ALL = 1 << 30  # reads fail until a test ends it
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     """Larger than the smallest budget's pools: blocks come and go."""
-    rng = np.random.default_rng(3)
-    degrees = rng.integers(0, 30, NODES)
-    indptr = np.concatenate([[0], np.cumsum(degrees)])
-    indices = rng.integers(0, NODES, indptr[-1])
-    graph = Csc(indptr.astype(np.int64), indices, np.arange(indices.size))
+    graph = make_csc(np.random.default_rng(3).integers(0, 30, NODES), 3)
     path = tmp_path_factory.mktemp("faults") / "store"
     write_store(path, graph, np.arange(NODES), offsets=range(0, NODES + 1, NODES // 8))
     return path

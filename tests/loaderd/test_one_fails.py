@@ -24,7 +24,7 @@ from blockstore.errors import CorruptBlock
 from loaderd.api.errors import Refused, Shortage
 from loaderd.api.protocol import BatchReady, ChunkReady, ErrorReply, Release, Start
 from loaderd.memory.slots import SlotBroker
-from tests.graphs import Csc
+from tests.graphs import make_csc
 from tests.hopstores import make_hops, write_hop_store
 from tests.loaderd.opened import PLANS, Opened, Sessions, content, serve, sessions_of
 from tests.reads import watch_reads
@@ -144,10 +144,7 @@ def injector(monkeypatch: pytest.MonkeyPatch) -> Injector:
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Of a graph larger than its pool, and of propagated features."""
-    rng = np.random.default_rng(3)
-    indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 30, NODES))])
-    indices = rng.integers(0, NODES, indptr[-1])
-    graph = Csc(indptr.astype(np.int64), indices, np.arange(indices.size))
+    graph = make_csc(np.random.default_rng(3).integers(0, 30, NODES), 3)
     folder = tmp_path_factory.mktemp("one-fails")
     write_store(folder / "graph", graph, np.arange(NODES), offsets=range(0, NODES + 1, NODES // 8))
     write_hop_store(folder / "hops", {"train": make_hops(NODES, 40, {"sym": 3}, 4)})

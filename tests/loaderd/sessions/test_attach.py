@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loaderd.api.errors import Refused
-from tests.graphs import Csc, make_csc
+from tests.graphs import make_csc
 from tests.loaderd.harness import WAIT_S
 from tests.loaderd.opened import held, serve, sessions_of, wait_held
 from tests.stores import write_store
@@ -19,10 +19,7 @@ NODES, STEPS = 6000, 8
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     """A graph of some 140 blocks."""
-    rng = np.random.default_rng(3)
-    indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 30, NODES))])
-    indices = rng.integers(0, NODES, indptr[-1])
-    graph = Csc(indptr.astype(np.int64), indices, np.arange(indices.size))
+    graph = make_csc(np.random.default_rng(3).integers(0, 30, NODES), 3)
     path = tmp_path_factory.mktemp("attach") / "store"
     write_store(path, graph, np.arange(NODES))
     return path

@@ -19,7 +19,7 @@ from loaderd.server.transport import ask_status
 from loaderd.sessions.stores import Stores
 from loaderd.streams.service import StreamService
 from tests.daemons import ROOT, stop
-from tests.graphs import Csc
+from tests.graphs import make_csc
 from tests.loaderd.harness import Client
 from tests.stores import write_store
 
@@ -27,10 +27,7 @@ NODES, BATCH, STEPS, WAIT_S = 3000, 100, 30, 30
 
 
 def make_store(path: Path, seed: int) -> Path:
-    rng = np.random.default_rng(seed)
-    indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 30, NODES))])
-    indices = rng.integers(0, NODES, indptr[-1])
-    graph = Csc(indptr.astype(np.int64), indices, np.arange(indices.size))
+    graph = make_csc(np.random.default_rng(seed).integers(0, 30, NODES), seed)
     write_store(path, graph, np.arange(NODES))
     return path
 

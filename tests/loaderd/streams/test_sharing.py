@@ -13,7 +13,7 @@ from blockstore.store import open_store
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Start
 from loaderd.streams.service import StragglerWatch
-from tests.graphs import Csc
+from tests.graphs import make_csc
 from tests.loaderd.serving import WAIT_S, Serving, Trainer
 from tests.stores import write_store
 
@@ -24,11 +24,7 @@ STEPS = NODES // BATCH
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Larger than the budgets below."""
-    rng = np.random.default_rng(3)
-    degrees = rng.integers(0, 30, NODES)
-    indptr = np.concatenate([[0], np.cumsum(degrees)])
-    indices = rng.integers(0, NODES, indptr[-1])
-    graph = Csc(indptr.astype(np.int64), indices, np.arange(indices.size))
+    graph = make_csc(np.random.default_rng(3).integers(0, 30, NODES), 3)
     path = tmp_path_factory.mktemp("sharing") / "store"
     write_store(path, graph, np.arange(NODES))
     return path
@@ -40,14 +36,14 @@ def plan(request: pytest.FixtureRequest) -> str:
 
 
 def solo(
-    store: Path, mem: int, plan: str, epochs: int = 1, **fields: Any
+    store: Path, mem: int, plan: str, epochs: int = 1, steps: int = STEPS, **fields: Any
 ) -> tuple[list[list[bytes]], int]:
     """What one trainer gets, and the bytes that are read for it."""
     serving = Serving(store, mem)
     one, found = serving.attach(plan, **fields), []
     for epoch in range(epochs):
         one.start(epoch)
-        found += [one.consume(step) for step in range(STEPS)]
+        found += [one.consume(step) for step in range(steps)]
     read = serving.engine.reader.bytes_read
     one.detach()
     serving.close()

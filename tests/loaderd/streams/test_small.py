@@ -18,7 +18,7 @@ from loaderd.streams.opener import FIRST_S, SETTLE_S, DrainDeadline, allowed_s
 from loaderd.streams.registry import StreamKey, StreamRequest
 from loaderd.streams.stream import Stream
 from tests.loaderd.serving import Serving, Trainer
-from tests.loaderd.streams.test_sharing import NODES, store
+from tests.loaderd.streams.test_sharing import NODES, solo, store
 
 __all__ = ["store"]  # a fixture
 
@@ -37,19 +37,6 @@ class Ticks:
 
     def pause(self, seconds: float) -> None:
         self.now += seconds
-
-
-def solo(store: Path) -> tuple[list[list[bytes]], int]:
-    """What one trainer gets in two epochs, and the bytes that are read for it."""
-    serving = Serving(store, TIGHT)
-    one, found = serving.attach(**LARGE), []
-    for epoch in range(2):
-        one.start(epoch)
-        found += [one.consume(step) for step in range(STEPS)]
-    read = serving.engine.reader.bytes_read
-    one.detach()
-    serving.close()
-    return found, read
 
 
 def streams(serving: Serving) -> int:
@@ -89,7 +76,7 @@ def test_who_can_have_no_room_is_told_at_once_what_would_do(store: Path, plan: s
 
 @pytest.mark.usefixtures("nobody_falls_behind")
 def test_trainers_of_one_plan_share_the_only_batch_there_is_room_for(store: Path):
-    expected, read = solo(store)
+    expected, read = solo(store, TIGHT, "minibatch", 2, STEPS, **LARGE)
     serving = Serving(store, TIGHT)
     first = serving.attach(**LARGE)
     first.start()
@@ -122,7 +109,7 @@ def consume_all(trainer: Trainer, steps: range, found: list[list[bytes]]) -> thr
 
 def test_positions_apart_take_turns_where_one_line_has_room(store: Path, monkeypatch):
     monkeypatch.setattr(shared_stream, "TURN", 2)
-    expected = solo(store)[0][:STEPS]
+    expected = solo(store, TIGHT, "minibatch", 2, STEPS, **LARGE)[0][:STEPS]
     serving = Serving(store, TIGHT)
     one, two = serving.attach(**LARGE), serving.attach(**LARGE)
     found: tuple[list[list[bytes]], list[list[bytes]]] = ([], [])
@@ -140,7 +127,7 @@ def test_positions_apart_take_turns_where_one_line_has_room(store: Path, monkeyp
 
 def test_one_who_keeps_the_only_batch_leaves_when_it_goes_on(store: Path, monkeypatch):
     monkeypatch.setattr(service, "LAST_S", 0.01)
-    expected = solo(store)[0][:STEPS]
+    expected = solo(store, TIGHT, "minibatch", 2, STEPS, **LARGE)[0][:STEPS]
     serving = Serving(store, TIGHT)
     quick, slow = serving.attach(**LARGE), serving.attach(**LARGE)
     quick.start()
