@@ -2,14 +2,15 @@
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from blockstore.store import open_store
+from blockstore.store import Store, open_store
 from loaderd.api.protocol import Attach, BatchReady, Blob, ErrorReply, Release, Start
-from loaderd.sessions.engine import default_settings
+from loaderd.sessions.engine import Engine, default_settings
 from loaderd.sessions.stores import Stores
 from loaderd.streams.service import StreamService
 
@@ -21,10 +22,14 @@ class Serving:
 
     open: ClassVar[list["Serving"]] = []
 
-    def __init__(self, store: Path, mem: int, workers: int = 1) -> None:
-        self.stores = Stores([open_store(store)], default_settings(mem, workers, 2))
-        self.engine = self.stores.find("")
-        self.exchange = StreamService(self.stores)
+    def __init__(
+        self, store: Path | list[Path], mem: int, workers: int = 1, reserve: int = 0
+    ) -> None:
+        """One store, or several; `paths` is what a reload opens."""
+        self.paths = store if isinstance(store, list) else [store]
+        settings = replace(default_settings(mem, workers, 2), reserve_bytes=reserve)
+        self.stores = Stores(self._opened(), settings)
+        self.exchange = StreamService(self.stores, self._opened)
         self.exchange.deliver = self._deliver
         self.out: dict[int, dict[tuple[int, int], Any]] = {}
         self.errors: list[ErrorReply] = []
@@ -39,6 +44,14 @@ class Serving:
             else:
                 self.out.setdefault(session, {})[message.run, message.step] = message
             self.came.notify_all()
+
+    @property
+    def engine(self) -> Engine:
+        """Of the only store, or the first of several."""
+        return self.stores.all()[0]
+
+    def _opened(self) -> list[Store]:
+        return [open_store(path) for path in self.paths]
 
     def held(self) -> Any:
         ledger, sessions, counters = self.exchange.status()
@@ -70,6 +83,12 @@ class Serving:
         """End it with whatever sessions a failed test has left."""
         for session in self.exchange.status()[1]:
             self.exchange.detach(session.session)
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
         self._end()
 
     def _end(self) -> None:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ import pytest
 from blockstore.store import open_store
 from loaderd.api.endpoint import parse_endpoint
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import Attach, Attached, BatchReady, ErrorReply, Release, Start
-from loaderd.memory.ledger import EngineSettings, table_entries
+from loaderd.api.protocol import Attach, Attached, Start
+from loaderd.memory.ledger import table_entries
 from loaderd.server.transport import ask_status
-from loaderd.sessions.stores import Stores
-from loaderd.streams.service import StreamService
 from tests.daemons import ROOT, stop
 from tests.graphs import make_csc
 from tests.loaderd.harness import Client
+from tests.loaderd.serving import Serving, Trainer
 from tests.stores import write_store
 
 NODES, BATCH, STEPS, WAIT_S = 3000, 100, 30, 30
@@ -39,48 +37,26 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [make_store(folder / name, seed) for seed, name in enumerate("abc")]
 
 
-class Daemon:
-    """Stores behind an exchange; `paths` is what a reload opens."""
+class Daemon(Serving):
+    """Stores behind an exchange, whose sessions are named by number."""
 
-    def __init__(self, paths: list[Path], mem: int, reserve: int = 0) -> None:
-        self.paths = paths
-        settings = EngineSettings(mem, 1, 2, reserve_bytes=reserve)
-        self.stores = Stores([open_store(p) for p in paths], settings)
-        self.exchange = StreamService(self.stores, lambda: [open_store(p) for p in self.paths])
-        self.came = threading.Condition()
-        self.out: dict[tuple[int, int, int], Any] = {}
-        self.exchange.deliver = self._deliver
-
-    def _deliver(self, session: int, message: Any) -> None:
-        with self.came:
-            assert not isinstance(message, ErrorReply), message
-            self.out[session, message.run, message.step] = message
-            self.came.notify_all()
-
-    def __enter__(self) -> "Daemon":
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.exchange.close()
-        self.stores.close()
-
-    def attach(self, store: str, **fields: Any) -> Attached:
+    def attach_to(self, store: str, **fields: Any) -> Attached:
         usual = {"num_neighbors": (5, 5), "batch_size": BATCH, "plan": "hyperbatch"}
         request = Attach(token=0, request=1, store=store, **(usual | fields))
         return self.exchange.attach(request, None)
 
     def take(self, session: int, step: int, run: int = 1) -> int:
-        """Seeds' first id of a batch, which is released."""
-        with self.came:
-            assert self.came.wait_for(lambda: (session, run, step) in self.out, WAIT_S)
-            batch = self.out.pop((session, run, step))
-        assert isinstance(batch, BatchReady)
-        self.exchange.release(Release(session=session, run=run, step=step, group=0))
+        """Seeds of a batch, which is released."""
+        trainer = Trainer(self, session)
+        trainer.run = run
+        batch = trainer.take(step)
+        assert batch is not None
+        trainer.release(step)
         return batch.nodes_per_hop[0]
 
     def epoch(self, store: str) -> int:
         """A session that takes an epoch; returns the most bytes it held."""
-        session = self.attach(store).session
+        session = self.attach_to(store).session
         self.exchange.start(Start(session=session, run=1, epoch=0, step=0))
         assert sum(self.take(session, step) for step in range(STEPS)) == NODES
         held = max(s.held_bytes for s in self.exchange.status()[1])
@@ -96,13 +72,13 @@ def test_sessions_choose_a_store_by_its_name(folders):
     with Daemon(folders[:2], 24 << 20) as daemon:
         prints = {s.name: s.fingerprint for s in daemon.exchange.stores()}
         for name in "ab":
-            attached = daemon.attach(name)
+            attached = daemon.attach_to(name)
             assert attached.resolved.fingerprint == prints[name]
         (first, second) = daemon.exchange.status()[1]
         assert (first.store, second.store) == ("a", "b")
         for name, said in (("", "no store was named"), ("z", "store 'z' is not served")):
             with pytest.raises(Refused, match=f"{said}: expected one of a, b"):
-                daemon.attach(name)
+                daemon.attach_to(name)
 
 
 def test_memory_goes_where_sessions_are(folders):
@@ -119,7 +95,7 @@ def test_memory_goes_where_sessions_are(folders):
 def test_a_reload_leaves_sessions_at_work_undisturbed(folders, tmp_path):
     changed = make_store(tmp_path / "b", 7)
     with Daemon(folders[:2], 24 << 20, reserve=4 << 20) as daemon:
-        session = daemon.attach("b").session
+        session = daemon.attach_to("b").session
         daemon.exchange.start(Start(session=session, run=1, epoch=0, step=0))
         assert daemon.take(session, 0) == BATCH
         daemon.paths = [folders[0], changed, folders[2]]
@@ -204,7 +180,7 @@ def test_a_reload_leaves_what_sessions_without_a_line_need(folders):
     """A session that rests between two epochs; it would wait for ever when it begins."""
     with Daemon(folders[:1], 24 << 20, reserve=4 << 20) as daemon:
         exchange, broker = daemon.exchange, daemon.stores.find("a").broker
-        session = daemon.attach("a").session
+        session = daemon.attach_to("a").session
         with exchange._registry.lock:
             (stream,) = exchange._registry.streams
         assert exchange._registry.unserved() == 0
@@ -226,7 +202,7 @@ def test_a_reload_leaves_what_sessions_without_a_line_need(folders):
 def test_a_reload_takes_nothing_that_a_session_waits_for(folders):
     """One that was cut down, or fell behind: it would wait for ever."""
     with Daemon(folders[:1], 24 << 20, reserve=4 << 20) as daemon:
-        exchange, session = daemon.exchange, daemon.attach("a").session
+        exchange, session = daemon.exchange, daemon.attach_to("a").session
         with exchange._registry.lock:
             cursor, _ = exchange._registry.sessions[session]
             cursor.waits = True
@@ -277,7 +253,7 @@ def test_what_is_set_aside_is_there_again_when_a_store_has_gone(tmp_path):
     paths = [make_store(tmp_path / folder / "a", seed) for seed, folder in enumerate("xyz")]
     tables = [sum(e.num_bytes for e in table_entries(open_store(p).manifest)) for p in paths]
     reserve = max(tables) + min(tables) // 2
-    with Daemon(paths[:1], 24 << 20, reserve) as daemon:
+    with Daemon(paths[:1], 24 << 20, reserve=reserve) as daemon:
         for turn in range(1, 7):
             daemon.paths = [paths[turn % 3]]
             assert len(daemon.exchange.reload()) == 1
