@@ -4,6 +4,9 @@
 one store at a time: a JSON line each, with its peak, the kills and one sha256 over every file of
 the store.  It fails if a run took more than its `--mem`, was killed, or made other bytes than the
 first.  Options of `blockstore ingest` stand after `--`, as in `... ingest SOURCE -- --undirected`.
+With `--kills 20` each store is made again, outside of a group: so often the command is killed
+(SIGKILL, all its threads) at a moment drawn from the whole time of the undisturbed run, and run
+again.  It must end by itself, leave nothing beside the store, and make the same bytes.
 
 `python -m tools.memory attach` serves a graph to clients that attach, several at a time, with
 millions of ids, times, masks and huge fanouts, or announce ids and send none, too many or others,
@@ -13,6 +16,7 @@ not those of an undisturbed one, or anything else that a scene of faults checks
 (`tools.faults.runner`).
 """
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -53,6 +57,7 @@ from tools.tree import differences, file_digests, one_digest
 
 SLACK_BYTES = 256 << 20  # interpreter and libraries
 BESIDE = "trainer"
+_DRAWS = 10  # for each kill: a moment may lie behind the end of a run
 _LOOK_S = 0.01  # between looks at memory
 _ATTACHERS = 6  # clients at a time
 _KINDS = ("ids", "times", "mask", "edges", "fanouts", "none", "others", "large", "late")
@@ -60,18 +65,18 @@ _PLANS = ("auto", "minibatch", "minibatch", "minibatch")  # `auto` samples befor
 _LATE_S = 30.0  # that a late client keeps its numbers back, unless it is refused before
 
 
-def inside(limits: ControlGroup, *words: str) -> "subprocess.Popen[str]":
-    """One of our commands in the group."""
+def inside(limits: ControlGroup | None, *words: str) -> "subprocess.Popen[str]":
+    """One of our commands in the group, if there is one."""
     return subprocess.Popen(
         [sys.executable, "-m", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=limits.join,
+        preexec_fn=limits.join if limits else None,
     )
 
 
-def run_ingest(limits: ControlGroup, *words: str) -> dict[str, Any]:
+def run_ingest(limits: ControlGroup | None, *words: str) -> dict[str, Any]:
     """What an ingest took.  Raises SystemExit: it failed, or was killed."""
     begun, peak = time.perf_counter(), 0
     process = inside(limits, "preprocess", "ingest", *words, "--json")
@@ -82,15 +87,66 @@ def run_ingest(limits: ControlGroup, *words: str) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             peak = max(peak, resident_bytes([process.pid]))
     seconds = time.perf_counter() - begun
+    kills = limits.kills() if limits else 0
     if process.returncode:
-        how = f"{process.returncode}, {limits.kills()} kills"
+        how = f"{process.returncode}, {kills} kills"
         raise SystemExit(f"ingest {' '.join(words)} ended with {how}: {errors}")
     ends = stage_ends(text)
     return {
-        "peak_bytes": peak, "seconds": seconds, "kills": limits.kills(),
+        "peak_bytes": peak, "seconds": seconds, "kills": kills,
         "stages": {e["stage"]: round(e["elapsed_s"], 2) for e in ends},
         "stage_peaks": {e["stage"]: e["peak_bytes"] for e in ends},
+        "resumed": [e["stage"] for e in ends if e["resumed"]],
     }  # fmt: skip
+
+
+def killed_after(seconds: float, *words: str) -> bool:
+    """Run an ingest and kill it after so long; whether it was still running.
+
+    Raises SystemExit: it failed by itself.
+    """
+    process = inside(None, "preprocess", "ingest", *words, "--json")
+    try:
+        _, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        _, errors = process.communicate()
+    if process.returncode > 0:
+        raise SystemExit(f"the command ended with {process.returncode}: {errors}")
+    return process.returncode < 0
+
+
+def kill_often(
+    kills: int, moments: Random, store: Path, expected: dict[str, str], whole_s: float, *words: str
+) -> Iterator[dict[str, Any]]:
+    """Kill ingests at random moments within `whole_s`, and run them again; a line for each.
+
+    expected   digests of the store's files
+
+    Raises SystemExit: a store differs, or something is left beside it.
+    """
+    number = early = 0
+    while number < kills:
+        shutil.rmtree(store, ignore_errors=True)
+        after_s = moments.uniform(0, whole_s)
+        if not killed_after(after_s, *words):  # others will not take longer than it
+            whole_s, early = after_s, early + 1
+            if early == _DRAWS:
+                raise SystemExit(f"{_DRAWS} runs in a row ended before they were killed")
+            continue
+        number, early = number + 1, 0
+        was_there = store.exists()  # killed after the rename
+        run = {} if was_there else run_ingest(None, *words)
+        other = [f"{n} differs" for n in differences(expected, file_digests(store))]
+        if not was_there:
+            left = (p for p in sorted(store.parent.iterdir()) if p != store)
+            other += [f"{p.name} is left" for p in left]
+        if other:
+            raise SystemExit(f"kill {number}, {after_s:.2f} s: {', '.join(other)}")
+        yield {
+            "kill": number, "after_s": round(after_s, 3), "same": True,
+            "stages_kept": len(run.get("resumed", ())), "stages": len(run.get("stages", ())),
+        }  # fmt: skip
 
 
 class Attempt(NamedTuple):
@@ -224,6 +280,8 @@ class MemoryIngestOptions:
     source: Path
     mem: Annotated[tuple[str, ...], byte_size] = ("512M", "4G")
     folder: Annotated[Path | None, "for a store at a time; else beside the source"] = None
+    kills: Annotated[int, "at random moments, outside of a group"] = 0
+    seed: int = 0
     out: Annotated[Path | None, "append a line of JSON for each"] = None
 
 
@@ -235,11 +293,17 @@ def ingest(words: Sequence[str], options: Sequence[str]) -> list[dict[str, Any]]
     lines = []
     for mem in given.mem:
         limit = parse_bytes(mem) + SLACK_BYTES
-        with tempfile.TemporaryDirectory(dir=folder) as name, group(limit) as limits:
+        held = nullcontext() if given.kills else group(limit)
+        with tempfile.TemporaryDirectory(dir=folder) as name, held as limits:
             store = Path(name) / "store"
-            run = run_ingest(limits, str(given.source), str(store), "--mem", mem, *options)
+            words = [str(given.source), str(store), "--mem", mem, *options]
+            run = run_ingest(limits, *words)
             digests = file_digests(store)
             store_bytes = sum(p.stat().st_size for p in store.rglob("*") if p.is_file())
+            killed = kill_often(
+                given.kills, Random(given.seed), store, digests, run["seconds"], *words
+            )
+            lines += [put(line, given.out) for line in killed]
         first = first or digests
         line = stamped(
             "memory of an ingest", mem=mem, mem_bytes=parse_bytes(mem), limit_bytes=limit,
