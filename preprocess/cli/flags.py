@@ -224,9 +224,7 @@ class PackShow:
 
 
 @dataclass(frozen=True)
-class ShowFlags:
+class ShowFlags(PackShow):
     """Output."""
 
-    dry_run: bool = flag(False, "say what it would take, and do nothing", "--dry-run")
     summary: bool = flag(True, "look at the graph when it is there")
-    json: bool = flag(False, "for scripts: an event a line, see docs/preprocessing.md", "--json")
