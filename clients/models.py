@@ -114,6 +114,7 @@ class OrderedLayer(nn.Module):
     parts: int  # the result has so many pieces, which can be computed one without another
     source_width: int  # numbers that a source gives to a part
     target_width: int  # numbers that a target gives to a part
+    shared_width = 0  # of these, the first: the same that the node gives to a part as a source
 
     @abstractmethod
     def sources(self, h: Tensor) -> Tensor:
@@ -182,6 +183,7 @@ class GcnLayer(OrderedLayer):
         self.linear = nn.Linear(num_in, num_out)
         self.aggregates_first = True
         self.num_out, self.parts, self.source_width, self.target_width = num_out, num_out, 1, 1
+        self.shared_width = 1
 
     def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
         """(sources, num_in), (targets, num_in) -> (targets, num_out)."""
@@ -230,6 +232,7 @@ class GatLayer(OrderedLayer):
         # of a head: rows, then the score as a source; of targets then that as a target
         self.num_out, self.parts = num_out, self.heads
         self.source_width, self.target_width = shape[1] + 1, shape[1] + 2
+        self.shared_width = self.source_width
 
     def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
         """(sources, num_in), (targets, num_in) -> (targets, num_out).

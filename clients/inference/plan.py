@@ -30,6 +30,7 @@ class Slice(NamedTuple):
 class LayerPlan(NamedTuple):
     resident: bool  # what sources give is in memory from when it is computed, of all relations
     slices: tuple[Slice, ...]  # computed one after another; each reads the graph once
+    first_kept: bool = False  # of slice 0 and the first relation, too, beside buffers for the rest
 
 
 class InferencePlan(NamedTuple):
@@ -54,10 +55,14 @@ def plan_inference(steps: ModelSteps, manifest: Manifest, mem_bytes: int) -> Inf
             fixed + least,
         )
     share = mem_bytes - fixed
-    return InferencePlan(tuple(_plan_layer(s, nodes, steps, share) for s in steps.steps), share)
+    block_bytes = manifest.block_bytes
+    layers = tuple(_plan_layer(s, nodes, steps, share, block_bytes) for s in steps.steps)
+    return InferencePlan(layers, share)
 
 
-def _plan_layer(step: Step, nodes: Mapping[str, int], steps: ModelSteps, share: int) -> LayerPlan:
+def _plan_layer(
+    step: Step, nodes: Mapping[str, int], steps: ModelSteps, share: int, block_bytes: int
+) -> LayerPlan:
     parts, item = next(iter(step.layers.values())).parts, item_bytes(steps.dtype)
     whole = sum(
         nodes[src] * layer.parts * layer.source_width * item
@@ -65,10 +70,25 @@ def _plan_layer(step: Step, nodes: Mapping[str, int], steps: ModelSteps, share: 
     )
     if whole <= share:
         return LayerPlan(True, (Slice(0, parts),))
-    count = -(-parts // (share // max(1, _one_part(step, nodes, steps))))
+    part = max(1, _one_part(step, nodes, steps))
+    fewest = -(-parts // (share // part))
+    # one slice more is worth it: to keep the first saves its way to the disk and back
+    for count in (fewest, fewest + 1):
+        each, slices = _cut(parts, count)
+        buffers = 2 * len(slices) * len(step.layers) * _writer_bytes(block_bytes)
+        if each * part + buffers <= share:
+            return LayerPlan(False, slices, True)
+    return LayerPlan(False, _cut(parts, fewest)[1])
+
+
+def _cut(parts: int, count: int) -> tuple[int, tuple[Slice, ...]]:
+    """(parts of the largest slice, at most `count` slices)."""
     each = -(-parts // count)
-    slices = (Slice(first, min(first + each, parts)) for first in range(0, parts, each))
-    return LayerPlan(False, tuple(slices))
+    return each, tuple(Slice(at, min(at + each, parts)) for at in range(0, parts, each))
+
+
+def _writer_bytes(block_bytes: int) -> int:
+    return 2 * max(BUFFER_BYTES, block_bytes)
 
 
 def _one_part(step: Step, nodes: Mapping[str, int], steps: ModelSteps) -> int:
@@ -82,7 +102,7 @@ def _fixed_bytes(steps: ModelSteps, manifest: Manifest) -> int:
     item, most = item_bytes(steps.dtype), 0
     for step in steps.steps:
         # of arrays that are written while what sources give is in memory; otherwise that is free
-        buffers = 2 * max(BUFFER_BYTES, manifest.block_bytes) * (len(step.layers) + 1)
+        buffers = _writer_bytes(manifest.block_bytes) * (len(step.layers) + 1)
         given = sum(a.parts * (a.source_width + a.target_width) for a in step.layers.values())
         rows = STEP_ROWS * (given + max(steps.widths.values())) * item
         most = max(most, _STEP_COPIES * rows + buffers)

@@ -24,8 +24,8 @@ from blockstore.format import RowArray
 from blockstore.store import Store
 from blockstore.units import format_bytes
 from blockstore.writer import StoreWriter
-from clients.inference.model import ModelSteps, steps_of
-from clients.inference.passing import Passing
+from clients.inference.model import ModelSteps, Relation, steps_of
+from clients.inference.passing import Passing, shared_width, target_width
 from clients.inference.plan import BUFFER_BYTES, InferencePlan, LayerPlan, Slice, plan_inference
 from clients.inference.results import Result, ResultRun, find_result
 from clients.inference.rows import STEP_ROWS, RowCursor, RowFolder, row_array, whole_columns
@@ -190,9 +190,11 @@ class _Inference:
         passing, item = 0, self._dtype.itemsize
         for relation, layer in layers.items():
             src, dst = (self._types[relation[i]].num_nodes for i in (0, 2))
-            passing += dst * layer.parts * layer.target_width * item
+            passing += dst * layer.parts * target_width(relation, layer) * item
             if not plan.resident:
-                passing += src * layer.parts * layer.source_width * item
+                kept = plan.first_kept and relation == self._first_joined(number)
+                parts = layer.parts - plan.slices[0].stop * kept
+                passing += src * parts * layer.source_width * item
             read += self._relations[relation].num_blocks * self._block_bytes * len(plan.slices)
         written = sum(
             _bytes(a) for name in after if after[name] != rows[name] for a in after[name][0]
@@ -221,15 +223,23 @@ class _Inference:
             ) as writer,
             torch.no_grad(),
         ):  # fmt: skip
-            passing = Passing(RowFolder(writer, folder), plan, self._steps.dtype, self._block_bytes)
+            passing = Passing(
+                RowFolder(writer, folder), plan, self._steps.dtype, self._block_bytes,
+                self._first_joined(number) if plan.first_kept else None,
+            )  # fmt: skip
             for name in self._types:
                 if any(name in (src, dst) for src, _, dst in step.layers):
                     self._project(run, step.layers, name, rows[name], passing)
             for i, some in enumerate(plan.slices):
                 for name in self._types:
                     if after[name] != rows[name]:
-                        self._join(run, number, name, (i, some), after[name].arrays[i], passing)
+                        self._join(run, number, name, some, after[name].arrays[i], passing)
         shutil.rmtree(folder)
+
+    def _first_joined(self, number: int) -> Relation:
+        """The relation whose sources a layer needs first."""
+        layers = self._steps.steps[number].layers
+        return next(r for name in self._types for r in layers if r[2] == name)
 
     def _project(
         self,
@@ -243,10 +253,11 @@ class _Inference:
         first, nodes = 0, self._types[name].num_nodes
         with ExitStack() as held, run.progress.stage(f"rows of {name}", nodes, "nodes") as stage:
             takers = [
-                take(held, relation, layer, nodes)
+                taker
                 for relation, layer in layers.items()
                 for take, end in ((passing.take_sources, 0), (passing.take_targets, 2))
                 if relation[end] == name
+                for taker in take(held, relation, layer, nodes)
             ]
             for h in self._read(run, rows, nodes):
                 for taker in takers:
@@ -271,7 +282,7 @@ class _Inference:
         run: InferenceRun,
         number: int,
         name: str,
-        place: tuple[int, Slice],
+        some: Slice,
         out: RowArray,
         passing: Passing,
     ) -> None:
@@ -289,7 +300,7 @@ class _Inference:
                 if before is not None:
                     cursor = RowCursor(passing.folder.store, [before], self._dtype)
                     sums = held.enter_context(cursor)
-                for found in self._joined(run, step.layers[relation], relation, place, passing):
+                for found in self._joined(run, step.layers[relation], relation, some, passing):
                     if sums is not None:
                         found += torch.from_numpy(sums.take(found.size(0)))
                     writer.append((self._steps.activated(number, found) if last else found).numpy())
@@ -300,22 +311,27 @@ class _Inference:
         run: InferenceRun,
         layer: OrderedLayer,
         relation: tuple[str, str, str],
-        place: tuple[int, Slice],
+        some: Slice,
         passing: Passing,
     ) -> Iterator[Tensor]:
         """What a layer gives to the targets of a relation, in order: rows of a slice."""
-        stored, source, some = self._relations[relation], self._types[relation[0]], place[1]
-        sources = passing.sources(relation, layer, place[0])
-        parts = some.stop - some.first
+        stored, source = self._relations[relation], self._types[relation[0]]
+        sources = passing.sources(relation, layer, some)
+        parts, first = some.stop - some.first, 0
+        shared, width = shared_width(relation, layer), target_width(relation, layer)
         with (
-            passing.targets(relation, place[0]) as targets,
+            passing.targets(relation, some) as targets,
             run.progress.stage(f"edges {relation[1]}", stored.num_edges, "edges") as stage,
         ):
             for degrees, ids in whole_columns(run.store, stored, source.first, source.num_nodes):
                 dst = np.repeat(np.arange(degrees.size), degrees)
                 edge_index = torch.from_numpy(np.stack([ids, dst]))
                 own = torch.from_numpy(targets.take(degrees.size))
-                own = own.view(degrees.size, parts, layer.target_width)
+                own = own.view(degrees.size, parts, width)
+                if shared:
+                    given = sources[first : first + degrees.size, :, :shared]
+                    own = torch.cat([given, own], -1)
+                first += degrees.size
                 yield layer.join(sources, own, edge_index)
                 stage.advance(ids.size)
 

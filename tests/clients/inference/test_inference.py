@@ -114,6 +114,25 @@ def test_memory_changes_no_byte(graph, tmp_path, kind):
     assert (tmp_path / "much.npy").read_bytes() == (tmp_path / "little.npy").read_bytes()
 
 
+@pytest.mark.usefixtures("tight")
+@pytest.mark.parametrize("kind", LAYERS)
+def test_the_first_slice_stays_in_memory(graph, tmp_path, monkeypatch, kind):
+    """Of two slices only the other is written and read: the same bytes in the end."""
+    monkeypatch.setattr(plan, "BUFFER_BYTES", 4 << 10)  # more than rows of so small a graph
+    model = make_model(kind, num_hidden=256)
+    much = infer(model, graph.store, tmp_path / "much.npy")
+    mem = least(model, graph.store, tmp_path / "some.npy") + 2_500_000
+    some = infer(model, graph.store, tmp_path / "some.npy", mem_bytes=mem)
+    assert (tmp_path / "much.npy").read_bytes() == (tmp_path / "some.npy").read_bytes()
+    assert some.plan.layers[0].first_kept
+    assert len(some.plan.layers[0].slices) == 2
+    spilled = 4000 * 4 * (256 + (4 if kind == "gat" else 0)) // 2
+    for moved in ("written_bytes", "read_bytes"):
+        more = getattr(some.stages[0], moved) - getattr(much.stages[0], moved)
+        graph_again = 300_000 if moved == "read_bytes" else 0
+        assert spilled <= more <= 1.1 * spilled + graph_again
+
+
 def test_wide_columns_and_lonely_nodes(tmp_path):
     """Columns over many blocks, empty ones, the last ones among these."""
     csc = make_csc([5000, 0, 3, 9000, *range(60), 0, 0], 1)
