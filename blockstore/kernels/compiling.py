@@ -68,7 +68,7 @@ class CompilerProcess:
             process.stdin.write(_LENGTH.pack(len(asked)) + asked)
             process.stdin.flush()
             answer = process.stdout.read(1)
-        except BrokenPipeError:
+        except (BrokenPipeError, ValueError):  # `_wait` has closed the pipes
             answer = b""
         if answer == b"":  # it has ended, or was killed
             process.wait()
@@ -92,6 +92,10 @@ class CompilerProcess:
     def _wait(self, process: "subprocess.Popen[bytes]") -> None:
         begun, before = time.monotonic(), self._count
         process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
         seconds = round(time.monotonic() - begun, 1)
         self._tell("kernels compiled", kernels=self._count - before, seconds=seconds)
 

@@ -19,9 +19,14 @@ NODES = 600
 
 
 @contextmanager
-def serve_graph(folder: Path, owner_maps: Iterable[tuple[str, int, int]] = ()) -> Iterator[str]:
-    """Endpoint.  Of each owner map: name, owners, and how many of them own something."""
-    generate(folder / "graph", GraphRecipe(NODES, 6, 8, 4, 0.3, 0.1, 0.1, seed=2), QUIET)
+def serve_graph(
+    folder: Path, owner_maps: Iterable[tuple[str, int, int]] = (), train: float = 0.3
+) -> Iterator[str]:
+    """Endpoint.  Of each owner map: name, owners, and how many of them own something.
+
+    train   share of the nodes that are seeds
+    """
+    generate(folder / "graph", GraphRecipe(NODES, 6, 8, 4, train, 0.1, 0.1, seed=2), QUIET)
     ingest(PlainSource(folder / "graph"), folder / "store", IngestOptions(), QUIET)
     store, rng = open_store(folder / "store"), np.random.default_rng(1)
     for name, owners, used in owner_maps:
