@@ -81,6 +81,20 @@ def popcount(_context, word):
     return types.int64(types.uint64), codegen
 
 
+def _ask(context, builder, signature, args, at):
+    """Prefetch element `at` of the first argument, an array."""
+    view = context.make_array(signature.args[0])(context, builder, args[0])
+    address = builder.bitcast(builder.gep(view.data, [at]), _BYTE.as_pointer())
+    function = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _INT32, _INT32, _INT32]),
+        "llvm.prefetch.p0",
+    )
+    read, keep, data = (ir.Constant(_INT32, value) for value in (0, 3, 1))
+    builder.call(function, [address, read, keep, data])
+    return context.get_dummy_value()
+
+
 @_or_python(lambda array, index: None)
 def prefetch(_context, array, index):
     """Ask for the cache line of array[index], to be read soon; any index is harmless.
@@ -90,39 +104,58 @@ def prefetch(_context, array, index):
     """
 
     def codegen(context, builder, signature, args):
-        view = context.make_array(signature.args[0])(context, builder, args[0])
         at = context.cast(builder, args[1], signature.args[1], types.intp)
-        address = builder.bitcast(builder.gep(view.data, [at]), _BYTE.as_pointer())
-        function = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _INT32, _INT32, _INT32]),
-            "llvm.prefetch.p0",
-        )
-        read, keep, data = (ir.Constant(_INT32, value) for value in (0, 3, 1))
-        builder.call(function, [address, read, keep, data])
-        return context.get_dummy_value()
+        return _ask(context, builder, signature, args, at)
 
     if isinstance(array, types.Array) and isinstance(index, types.Integer):
         return types.void(array, index), codegen
     return None
 
 
-def _word_of(data, index):
-    at = int(index)
-    return np.uint64(int.from_bytes(data[at : at + 8].tobytes(), "little"))
+def _element(builder, signature, args):
+    """In which element of the first argument, an array, the bit lies that is the second."""
+    width = signature.args[0].dtype.bitwidth
+    return builder.ashr(args[1], ir.Constant(_INT64, width.bit_length() - 1))
 
 
-@_or_python(_word_of)
-def load_word(_context, data, index):
-    """The 8 bytes from data[index] on as one number, at any place; not checked.
+@_or_python(lambda data, bit: None)
+def prefetch_bit(_context, data, bit):
+    """Ask for the cache line in which a bit of an array lies; integers (any,), int64."""
 
-    uint8 (any,) C-contiguous, int64 -> uint64
+    def codegen(context, builder, signature, args):
+        return _ask(context, builder, signature, args, _element(builder, signature, args))
+
+    return types.void(data, types.int64), codegen
+
+
+def _bits_from(data, bit):
+    size = 8 * data.itemsize
+    if size == 8:
+        word = int.from_bytes(data[int(bit) >> 3 : (int(bit) >> 3) + 8].tobytes(), "little")
+        return np.uint64(word >> (int(bit) & 7))
+    return np.uint64(data[int(bit) // size])
+
+
+@_or_python(_bits_from)
+def load_bits(_context, data, bit):
+    """The number that begins at a bit of a stream, with what lies above it; not checked.
+
+    data   uint8 (any,): the number begins anywhere, the 8 bytes from its first one on are there;
+           uint32 or uint64 (any,): each number is an element
+    bit    int64
+
+    -> uint64
     """
 
     def codegen(context, builder, signature, args):
         view = context.make_array(signature.args[0])(context, builder, args[0])
-        place = builder.bitcast(builder.gep(view.data, [args[1]]), _INT64.as_pointer())
-        return builder.load(place, align=1)
+        address = builder.gep(view.data, [_element(builder, signature, args)])
+        if (width := signature.args[0].dtype.bitwidth) > 8:
+            number = builder.load(address)
+            return number if width == 64 else builder.zext(number, _INT64)
+        address = builder.bitcast(address, _INT64.as_pointer())
+        shift = builder.and_(args[1], ir.Constant(_INT64, 7))
+        return builder.lshr(builder.load(address, align=1), shift)
 
     return types.uint64(data, types.int64), codegen
 

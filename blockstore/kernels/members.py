@@ -53,7 +53,7 @@ class MemberColumns(NamedTuple):
 
     starts: NDArray[np.int64]  # where the column lies in `sources`
     degrees: NDArray[np.uint32]
-    sources: NDArray[Any]  # id_dtype; SPARE_BYTES more than edges take
+    sources: NDArray[Any]  # id_dtype
     beside: NDArray[np.uint32]  # section by section, each with room for as many edges
     weights: NDArray[np.float32]  # the same memory
     own: EdgeRecord  # words of an edge in each section
@@ -348,7 +348,8 @@ def _pick_group(members, columns, column, start, count, draws, room):
             continue
         ids, begin = view_ids(columns.sources), columns.starts[rank]
         table[FIRST, g] = begin * ids.bits
-        note_places(table, g, _places_from(columns, begin))
+        if draws.edges.size:
+            note_places(table, g, _places_from(columns, begin))
         pick_column(
             ids, columns.beside, columns.own, column, start + g, np.int64(columns.degrees[rank]),
             draws, g, room,

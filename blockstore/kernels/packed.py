@@ -1,63 +1,55 @@
 """Numbers of equal width in a stream of bits: ids as graph blocks hold them (FORMAT.md)."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.kernels.intrinsics import load_word, prefetch, wrap_add, wrap_sub
+from blockstore.kernels.intrinsics import load_bits, prefetch_bit, wrap_add, wrap_sub
 from blockstore.kernels.jit import inner, leaf
 
 _ALL = np.uint64(2**64 - 1)
 LINE_BITS = 512  # of a cache line
 FEW_LINES = 16  # of what is copied whole; the processor asks for the rest by itself
-SPARE_BYTES = 8  # behind ids in an array of their own, as an id is read with what follows it
 
 
 class PackedIds(NamedTuple):
-    """Ids in a stream of bits; where one lies is told by the place of its first bit in `data`.
+    """Ids in a stream of bits; where one lies is told by the place of its first bit in `data`."""
 
-    The 8 bytes from the byte on in which an id begins are in `data`.
-    """
-
-    data: NDArray[np.uint8]
+    data: NDArray[Any]  # as of `load_bits`
     bits: int  # of an id: 1 to 57, or 64
     base: np.uint64  # is added to each
 
 
 @inner
 def view_ids(ids):
-    """Ids in an array of their own, of which the last SPARE_BYTES are not asked for.
-
-    Not for a kernel that counts references (a plain `njit`): it would give back one that the view
-    never took.
-    """
-    return PackedIds(ids.view(np.uint8), 8 * ids.itemsize, np.uint64(0))
+    """Ids in an array of their own."""
+    return PackedIds(ids, 8 * ids.itemsize, np.uint64(0))
 
 
 @inner
 def id_at(ids, bit):
     """The id that begins at a bit, uint64.
 
-    The 8 bytes may reach into a cache line that was not asked for.  To read it from its aligned
-    word where it ends there, or to ask for both lines, takes longer than that does (fanout 25: 1.09
-    and 1.14 times what ids take that are not packed, against 1.04).
+    In a stream of bits the 8 bytes may reach into a cache line that was not asked for.  To read it
+    from its aligned word where it ends there, or to ask for both lines, takes longer than that does
+    (fanout 25: 1.09 and 1.14 times what ids take that are not packed, against 1.04).
     """
-    word = load_word(ids.data, bit >> 3) >> np.uint64(bit & 7)
+    word = load_bits(ids.data, bit)
     return wrap_add(word & (_ALL >> np.uint64(64 - ids.bits)), ids.base)
 
 
 @inner
 def ask_for_id(ids, bit):
     """Prefetch what `id_at` reads."""
-    prefetch(ids.data, bit >> 3)
+    prefetch_bit(ids.data, bit)
 
 
 @inner
-def ask_for_picks(data, log_bits, first, bits, degree, positions, at, found, whole):
+def ask_for_picks(data, first, bits, degree, positions, at, found, whole):
     """Prefetch what a column's picks read: its cache lines, or those of the picks if fewer.
 
-    data       any dtype, of 1 << log_bits bits an element
+    data       any dtype
     first      bit in `data` at which the first of the column's `degree` edges begins
     bits       of an edge
     positions  picked edges, by place in the column: positions[at : at + found], or with `whole` all
@@ -66,11 +58,11 @@ def ask_for_picks(data, log_bits, first, bits, degree, positions, at, found, who
     if whole or size <= found * LINE_BITS:
         stop = first + (min(size, FEW_LINES * LINE_BITS) if whole else size)
         for bit in range(first, stop, LINE_BITS):
-            prefetch(data, bit >> log_bits)
-        prefetch(data, (stop - 1) >> log_bits)
+            prefetch_bit(data, bit)
+        prefetch_bit(data, stop - 1)
     else:
         for k in range(np.uint64(at), np.uint64(at + found)):
-            prefetch(data, (first + np.int64(positions[k]) * bits) >> log_bits)
+            prefetch_bit(data, first + np.int64(positions[k]) * bits)
 
 
 @leaf

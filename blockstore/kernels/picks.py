@@ -202,7 +202,7 @@ def pick_column(ids, words, own, column, i, degree, draws, g, room):
     table[AT, g], table[FOUND, g], table[WHOLE, g] = at, found, whole
     if found:
         first = table[FIRST, g]
-        ask_for_picks(ids.data, 3, first, ids.bits, degree, draws.sources, at, found, whole)
+        ask_for_picks(ids.data, first, ids.bits, degree, draws.sources, at, found, whole)
     if draws.edges.size:
         table[EDGE_AT, g] = draws.edge_starts[i]
         if found:

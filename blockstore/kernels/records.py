@@ -70,13 +70,13 @@ def ask_for_records(words, own, places, wanted, degree, positions, at, found, wh
     """Prefetch what `put_record` reads of a column's picks; as `ask_for_picks`."""
     if wanted.ids and own.ids:
         first, bits = 32 * places.ids, 32 * own.ids
-        ask_for_picks(words, 5, first, bits, degree, positions, at, found, whole)
+        ask_for_picks(words, first, bits, degree, positions, at, found, whole)
     if wanted.weights and own.weights:
         first, bits = 32 * places.weights, 32 * own.weights
-        ask_for_picks(words, 5, first, bits, degree, positions, at, found, whole)
+        ask_for_picks(words, first, bits, degree, positions, at, found, whole)
     if wanted.times and own.times:
         first, bits = 32 * places.times, 32 * own.times
-        ask_for_picks(words, 5, first, bits, degree, positions, at, found, whole)
+        ask_for_picks(words, first, bits, degree, positions, at, found, whole)
     if wanted.items and own.items:
         first, bits = 32 * places.items, 32 * own.items
-        ask_for_picks(words, 5, first, bits, degree, positions, at, found, whole)
+        ask_for_picks(words, first, bits, degree, positions, at, found, whole)

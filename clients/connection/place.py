@@ -35,6 +35,6 @@ def find_endpoint(given: Any, wait_s: float = 0.0) -> tuple[str, SharedDaemon | 
         daemon = shared_daemon(Path(given))
         return daemon.endpoint, daemon
     raise Refused(
-        f"endpoint: found {given!r}, expected a text, ipc:///path/of/the/socket, or the path of a "
-        "store"
+        f"endpoint: found {given!r}, expected ipc:///path/of/the/socket, "
+        "tcp://HOST:PORT?keys=FILE or the path of a store"
     )

@@ -17,7 +17,6 @@ from blockstore.kernels import members as kernels
 from blockstore.kernels.columns import view_blocks
 from blockstore.kernels.members import MemberColumns, Members, WantedMembers
 from blockstore.kernels.order import prefix_starts, stride_starts
-from blockstore.kernels.packed import SPARE_BYTES
 from blockstore.kernels.picks import Column, Draws
 from blockstore.kernels.records import EdgeRecord
 from blockstore.kernels.rows import row_layout
@@ -82,7 +81,7 @@ def carve_macro(
 ) -> MacroArrays:
     """Cut the memory of a macro-batch out of a run of slots."""
     types = {t.name: i for i, t in enumerate(manifest.types)}
-    array, node_bytes = carver.array, ITEM_BYTES[manifest.id_dtype]
+    array = carver.array
     rows = array(np.uint8, bounds.pages * PAGE_BYTES)
     words = array(np.uint64, kernels.words_size(manifest.num_nodes))
     take = [array(np.uint8, n) for n in bounds.copies]
@@ -97,7 +96,7 @@ def carve_macro(
             MemberColumns(
                 array(np.int64, nodes),
                 array(np.uint32, nodes),
-                array(np.dtype(manifest.id_dtype), edges + SPARE_BYTES // node_bytes),
+                array(np.dtype(manifest.id_dtype), edges),
                 beside,
                 beside.view(np.float32),
                 own,

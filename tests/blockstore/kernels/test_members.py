@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from blockstore.format import EdgeLayout
 from blockstore.kernels import members as kernels
 from blockstore.kernels.columns import view_blocks
-from blockstore.kernels.packed import SPARE_BYTES
 from blockstore.kernels.picks import BY_SOURCE, BY_WEIGHT, Column, Draws, Rule
 from blockstore.kernels.records import EdgeRecord
 from blockstore.kernels.rows import NO_ROW, RowLayout
@@ -83,7 +82,7 @@ def filtered(graph: Csc, members: set[int], low: int, high: int, weights: np.nda
     beside = np.empty(OWN.size * size, np.uint32)
     columns = kernels.MemberColumns(
         np.zeros(count, np.int64), np.zeros(count, np.uint32),
-        np.empty(size + SPARE_BYTES // 4, np.uint32), beside, beside.view(np.float32), OWN, size,
+        np.empty(size, np.uint32), beside, beside.view(np.float32), OWN, size,
         np.full((len(blocks), 3), -1, np.int64),
     )  # fmt: skip
     wanted = kernels.WantedMembers(

@@ -63,19 +63,20 @@ def test_what_is_no_endpoint_says_what_to_do(tmp_path):
         (str(tmp_path / "store"), "no zarr.json, expected a store made by `blockstore ingest`"),
         (
             str(tmp_path / "file"),
-            "expected a text, ipc:///path/of/the/socket, or the path of a store",
+            "expected ipc:///path/of/the/socket, tcp://HOST:PORT?keys=FILE or the path of a store",
         ),
-        (str(tmp_path / "none"), "expected a text, ipc:///path/of/the/socket, or the path"),
+        (str(tmp_path / "none"), "expected ipc:///path/of/the/socket, tcp://"),
         ("tcp://host", "expected tcp://HOST:PORT"),
         (f"ipc://{tmp_path}/none", "no daemon listens there; start one with: loaderd serve STORE"),
     ):
-        with pytest.raises((DaemonError, NotAStore), match=words) as raised:
+        with pytest.raises((DaemonError, NotAStore)) as raised:
             NeighborDataset(endpoint)
+        assert words in str(raised.value)
         assert "\n" not in str(raised.value)
 
 
 def test_endpoints_are_texts():
-    with pytest.raises(Refused, match="endpoint: found 5, expected a text, ipc:///"):
+    with pytest.raises(Refused, match="endpoint: found 5, expected ipc:///"):
         NeighborDataset(5)
 
 
