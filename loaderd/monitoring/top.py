@@ -1,7 +1,7 @@
 """`loaderd top`: a daemon's sessions, rates and memory on a terminal, drawn with rich."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from blockstore.units import format_bytes
-from loaderd.api.protocol import StatusReply
+from loaderd.api.protocol import LedgerEntry, StatusReply
 from loaderd.memory.ledger import is_session_entry
 from loaderd.monitoring.rates import Rates, SessionRates, StatusSample, compare
 from loaderd.monitoring.report import duration
@@ -18,6 +18,8 @@ from loaderd.monitoring.report import duration
 _COLORS = {"idle": "dim", "trainer": "green"}  # else the daemon limits
 _BAR = 24  # cells of a ledger's bar
 _WIDE = 110  # columns from which on a table has all of its columns
+_SMALL = 0.01  # of the budget: lines of memory below it are one line
+_FIXED_LINES = 8  # of a frame: head, tiles, borders, the header of sessions
 
 
 def percent(share: float | None) -> str:
@@ -34,18 +36,41 @@ def decimal(bytes_s: float) -> str:
     return f"{bytes_s:.3g} {unit}"
 
 
-def frame(rates: Rates, status: StatusReply, width: int) -> RenderableType:
+def frame(rates: Rates, status: StatusReply, width: int, height: int) -> RenderableType:
+    """What `height` lines show: the busiest sessions, and the largest lines of memory."""
+    memory = memory_lines(status, rates)
+    room = max(4, height - _FIXED_LINES)
+    sessions = max(room // 2, room - len(memory))
     return Group(
         _head(status),
         _tiles(rates, width),
-        _sessions(rates, width, len(status.stores) > 1),
-        _ledger(status, width),
+        _sessions(rates, width, len(status.stores) > 1, sessions),
+        _ledger(status, memory[: max(2, room - min(sessions, len(rates.sessions)))], width),
     )
+
+
+def memory_lines(status: StatusReply, rates: Rates) -> list[LedgerEntry]:
+    """The ledger: pools and busy stores first, then the largest; what is small as one line.
+
+    Lines of sessions come last: they were taken out of pools.
+    """
+    busy: dict[str, float] = {}
+    for one in rates.sessions:
+        busy[one.session.store] = busy.get(one.session.store, 0.0) + one.batches_s
+    own = [e for e in status.ledger if not is_session_entry(e)]
+    small = [e for e in own if e.num_bytes < _SMALL * status.budget_bytes]
+    if len(small) > 1:
+        own = [e for e in own if e not in small]
+        total = sum(e.num_bytes for e in small)
+        own.append(LedgerEntry(f"{len(small)} lines under 1 %", total, ""))
+    own.sort(key=lambda e: (-busy.get(e.name.split(": ")[0], 0.0), -e.num_bytes))
+    taken = [e for e in status.ledger if is_session_entry(e)]
+    return own + sorted(taken, key=lambda e: -e.num_bytes)
 
 
 def _head(status: StatusReply) -> Text:
     parts = [
-        ", ".join(store.path for store in status.stores),
+        ", ".join(store.name for store in status.stores),
         f"pid {status.pid}, up {duration(status.uptime_s)}",
         ", ".join(sorted({store.io_mode.split(":")[0] for store in status.stores})),
     ]
@@ -83,7 +108,7 @@ def _tiles(rates: Rates, width: int) -> Table:
     return grid
 
 
-def _sessions(rates: Rates, width: int, several: bool) -> RenderableType:
+def _sessions(rates: Rates, width: int, several: bool, most: int) -> RenderableType:
     if not rates.sessions:
         return Panel(Text("no sessions", style="dim"))
     wide = width >= _WIDE
@@ -101,9 +126,12 @@ def _sessions(rates: Rates, width: int, several: bool) -> RenderableType:
         table.add_column("rows/s", justify="right", no_wrap=True)
     table.add_column("none ready", justify="right", no_wrap=True)
     table.add_column("limits", no_wrap=True)
-    for s in rates.sessions:
+    busiest = sorted(rates.sessions, key=lambda s: (-s.batches_s, s.session.session))
+    shown = busiest if len(busiest) <= most else busiest[: most - 1]
+    for s in shown:
         table.add_row(*_cells(s, wide, several))
-    return Panel(table)
+    hidden = len(busiest) - len(shown)
+    return Panel(table, subtitle=f"and {hidden} more" if hidden else None)
 
 
 def _cells(rates: SessionRates, wide: bool, several: bool) -> list[RenderableType]:
@@ -122,7 +150,7 @@ def _cells(rates: SessionRates, wide: bool, several: bool) -> list[RenderableTyp
     return cells
 
 
-def _ledger(status: StatusReply, width: int) -> RenderableType:
+def _ledger(status: StatusReply, lines: Sequence[LedgerEntry], width: int) -> RenderableType:
     budget = max(1, status.budget_bytes)
     table = Table(expand=True, box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True, overflow="ellipsis", max_width=56 if width >= _WIDE else 34)
@@ -131,7 +159,7 @@ def _ledger(status: StatusReply, width: int) -> RenderableType:
     table.add_column(no_wrap=True)
     if width >= _WIDE:
         table.add_column(style="dim", no_wrap=True, overflow="ellipsis", ratio=1)
-    for e in status.ledger:
+    for e in lines:
         share = e.num_bytes / budget
         taken = is_session_entry(e)
         filled = min(_BAR, round(_BAR * share))
@@ -152,13 +180,13 @@ def run_top(
     if once:
         time.sleep(every_s)
         after = StatusSample(time.monotonic(), ask())
-        screen.print(frame(compare(before, after), after.status, screen.width))
+        screen.print(frame(compare(before, after), after.status, screen.width, screen.height))
         return
     with Live(console=screen, screen=True, auto_refresh=False) as live:
-        shown = frame(compare(before, before), before.status, screen.width)
+        shown = frame(compare(before, before), before.status, screen.width, screen.height)
         while True:
             live.update(shown, refresh=True)
             time.sleep(every_s)
             after = StatusSample(time.monotonic(), ask())
-            shown = frame(compare(before, after), after.status, screen.width)
+            shown = frame(compare(before, after), after.status, screen.width, screen.height)
             before = after

@@ -25,7 +25,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from loaderd.api.endpoint import parse_endpoint
-from loaderd.api.protocol import Attach, Release, Start
+from loaderd.api.protocol import Attach, LedgerEntry, Release, Start
 from loaderd.cli.commands import app
 from loaderd.monitoring.rates import StatusSample, compare
 from loaderd.monitoring.top import decimal, frame
@@ -159,7 +159,8 @@ def test_the_page_in_a_browser(daemon, tmp_path):
     dom = re.sub(r"<script>.*</script>", "", done.stdout, flags=re.DOTALL)
     assert "CONSOLE" not in done.stderr, done.stderr
     assert "Memory: 64.0M" in dom
-    assert dom.count("<svg") == 6
+    assert dom.count('role="img"') == 6
+    assert re.search(r"lines under 1 %", dom)
     assert re.search(r'<path d="M[\d.]+ [\d.]+L', dom)
     assert "<td>minibatch</td>" in dom
     assert '<span id="lost" style="display: none;">' in dom
@@ -174,7 +175,7 @@ def test_top_fits_its_terminal(width):
         StatusSample(0, before), StatusSample(1, later(before, 1.0, starved_ns=900 * MS, fill_ns=9))
     )
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(frame(rates, before, width))
+    console.print(frame(rates, before, width, 40))
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
@@ -189,9 +190,37 @@ def test_top_fits_its_terminal(width):
 def test_top_says_whose_sessions_are_of_several_stores():
     before = status(stores=(STORE, structs.replace(STORE, name="other")))
     console = Console(width=140, record=True, file=io.StringIO())
-    console.print(frame(compare(StatusSample(0, before), StatusSample(1, before)), before, 140))
+    console.print(frame(compare(StatusSample(0, before), StatusSample(1, before)), before, 140, 40))
     (line,) = (s for s in console.export_text().splitlines() if "minibatch" in s)
     assert line.split()[1:4] == ["3", "store", "minibatch"]
+
+
+def test_top_shows_the_busiest_of_many_sessions_within_24_lines():
+    """Busy sessions and stores come first; what has no room is counted."""
+    before = status()
+    (one,) = before.sessions
+    sessions = tuple(structs.replace(one, session=n, store=f"s{n % 3}") for n in range(1, 31))
+    lines = [
+        LedgerEntry(f"s{n}: {name}", (1 << 20) * size, "")
+        for n in range(3)
+        for name, size in (("graph pool", 2), ("row pool and sessions", 17), ("tables", 0))
+    ]
+    before = structs.replace(
+        before, stores=[structs.replace(STORE, name=f"s{n}") for n in range(3)],
+        sessions=sessions, ledger=lines,
+    )  # fmt: skip
+    more = (structs.replace(s, batches=s.batches + 5 * (s.session == 29)) for s in sessions)
+    after = structs.replace(before, sessions=tuple(more))
+    console = Console(width=80, record=True, file=io.StringIO())
+    rates = compare(StatusSample(0, before), StatusSample(1, after))
+    console.print(frame(rates, after, 80, 24))
+    text = console.export_text().splitlines()
+    assert len(text) <= 24
+    shown = [line.split()[1] for line in text if "minibatch" in line]
+    assert shown[0] == "29"
+    assert f"and {30 - len(shown)} more" in "\n".join(text)
+    memory = [line.split()[1:] for line in text if "%  " in line and ":" in line]
+    assert memory[0][:2] == ["s2:", "row"]  # of session 29
 
 
 @pytest.mark.parametrize("part", [False, True])
@@ -199,7 +228,7 @@ def test_top_says_what_peers_gave_to_a_daemon_with_a_part(part):
     before, console = status(), Console(width=120, record=True, file=io.StringIO())
     more = {"peer_requests": 9} if part else {}
     after = later(before, 1.0, peer_bytes_asked=1_250_000, peer_bytes_given=7, **more)
-    console.print(frame(compare(StatusSample(0, before), StatusSample(1, after)), after, 120))
+    console.print(frame(compare(StatusSample(0, before), StatusSample(1, after)), after, 120, 40))
     text = console.export_text()
     assert ("peers in" in text, "peers out" in text, "1.25 MB" in text) == (part,) * 3
 

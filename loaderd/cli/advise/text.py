@@ -14,9 +14,14 @@ _HEADER = (
 
 
 def advice_text(report: Report) -> str:
-    """How it was measured, a table of the plans, what is to be said of them, and the advice."""
+    """The advice, how it was measured, a table of the plans, and what is to be said of them."""
+    name = f"{report.plan}, {report.options}" if report.options else report.plan
+    pages = [f"advice: {name}: {report.reason}" if name else report.reason]
+    if report.hops is not None:
+        pages.append(f"advice for hop-wise batches: {report.hops.text}")
     rows = [_HEADER, *(_row(line) for line in report.lines)]
-    pages = [
+    pages += [
+        "",
         f"each plan served for {report.seconds:g} s within --mem {format_bytes(report.mem_bytes)}, "
         f"on {report.cores} cores; an epoch at the pace of the second half of that time",
         "", *table(rows, frozenset({2, 3, 4, 5, 6, 7})), "",
@@ -30,10 +35,6 @@ def advice_text(report: Report) -> str:
         )
     if report.auto:
         pages.append(f"plan auto takes {report.auto}: the same batches as minibatch")
-    name = f"{report.plan}, {report.options}" if report.options else report.plan
-    pages.append(f"advice: {name}: {report.reason}" if name else report.reason)
-    if report.hops is not None:
-        pages.append(f"advice for hop-wise batches: {report.hops.text}")
     if report.split is not None:
         pages += ["", report.split.text]
     return "\n".join(pages)
