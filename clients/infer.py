@@ -8,8 +8,13 @@ Stopped or killed, the same command goes on after the last layer that was finish
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
+
+# Read when torch is loaded.  Otherwise its threads wait for each other in a loop, which takes sixty
+# times as long where other processes want the cores, too.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from blockstore.errors import StoreError
 from blockstore.units import parse_bytes

@@ -71,20 +71,21 @@ def _plan_layer(
     if whole <= share:
         return LayerPlan(True, (Slice(0, parts),))
     part = max(1, _one_part(step, nodes, steps))
-    fewest = -(-parts // (share // part))
+    most = share // part  # parts of a slice
+    fewest = -(-parts // most)
     # one slice more is worth it: to keep the first saves its way to the disk and back
     for count in (fewest, fewest + 1):
-        each, slices = _cut(parts, count)
-        buffers = 2 * len(slices) * len(step.layers) * _writer_bytes(block_bytes)
-        if each * part + buffers <= share:
-            return LayerPlan(False, slices, True)
-    return LayerPlan(False, _cut(parts, fewest)[1])
+        buffers = 2 * count * len(step.layers) * _writer_bytes(block_bytes)
+        first = min((share - buffers) // part, parts - count + 1)
+        if first > 0 and parts - first <= (count - 1) * most:
+            return LayerPlan(False, (Slice(0, first), *_cut(first, parts, count - 1)), True)
+    return LayerPlan(False, _cut(0, parts, fewest))
 
 
-def _cut(parts: int, count: int) -> tuple[int, tuple[Slice, ...]]:
-    """(parts of the largest slice, at most `count` slices)."""
-    each = -(-parts // count)
-    return each, tuple(Slice(at, min(at + each, parts)) for at in range(0, parts, each))
+def _cut(first: int, stop: int, count: int) -> tuple[Slice, ...]:
+    """Parts [first, stop) as at most `count` slices of equal size, but for the last."""
+    each = -(-(stop - first) // count)
+    return tuple(Slice(at, min(at + each, stop)) for at in range(first, stop, each))
 
 
 def _writer_bytes(block_bytes: int) -> int:

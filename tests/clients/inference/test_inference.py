@@ -117,7 +117,7 @@ def test_memory_changes_no_byte(graph, tmp_path, kind):
 @pytest.mark.usefixtures("tight")
 @pytest.mark.parametrize("kind", LAYERS)
 def test_the_first_slice_stays_in_memory(graph, tmp_path, monkeypatch, kind):
-    """Of two slices only the other is written and read: the same bytes in the end."""
+    """As much as has room, so that only the rest is written and read: the same bytes in the end."""
     monkeypatch.setattr(plan, "BUFFER_BYTES", 4 << 10)  # more than rows of so small a graph
     model = make_model(kind, num_hidden=256)
     much = infer(model, graph.store, tmp_path / "much.npy")
@@ -125,12 +125,13 @@ def test_the_first_slice_stays_in_memory(graph, tmp_path, monkeypatch, kind):
     some = infer(model, graph.store, tmp_path / "some.npy", mem_bytes=mem)
     assert (tmp_path / "much.npy").read_bytes() == (tmp_path / "some.npy").read_bytes()
     assert some.plan.layers[0].first_kept
-    assert len(some.plan.layers[0].slices) == 2
-    spilled = 4000 * 4 * (256 + (4 if kind == "gat" else 0)) // 2
+    first, rest = some.plan.layers[0].slices
+    assert first.stop >= rest.stop - rest.first
+    spilled = 4000 * 4 * (256 + (4 if kind == "gat" else 0)) * (rest.stop - first.stop) // rest.stop
     for moved in ("written_bytes", "read_bytes"):
         more = getattr(some.stages[0], moved) - getattr(much.stages[0], moved)
         graph_again = 300_000 if moved == "read_bytes" else 0
-        assert spilled <= more <= 1.1 * spilled + graph_again
+        assert spilled <= more <= 1.15 * spilled + graph_again  # blocks are not full
 
 
 def test_wide_columns_and_lonely_nodes(tmp_path):
