@@ -3,3 +3,4 @@
 from blockstore.launch import serve
 
 __all__ = ["serve"]
+__version__ = "0.1.0"

@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from typing import Annotated, Any, get_type_hints
 
-from typer import Option
+from typer import Exit, Option, Typer, echo
 from typer.core import TyperCommand
 
 
@@ -51,6 +51,22 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     made: Callable[..., None] = run
     return made
+
+
+def versioned(app: Typer, text: str) -> None:
+    """The command of `app` with `--version`, which prints `text` and ends."""
+
+    def show(asked: bool) -> None:
+        if asked:
+            echo(text)
+            raise Exit
+
+    option = Option("--version", callback=show, is_eager=True, help="print the version, and exit")
+
+    def of_all(version: Annotated[bool, option] = False) -> None:
+        del version  # its callback has done what there is to do
+
+    app.callback()(of_all)
 
 
 def _options(record: Any) -> list[Field[Any]]:

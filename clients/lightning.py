@@ -3,8 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
-from lightning import LightningDataModule
 from torch.utils.data import DataLoader
+
+try:
+    from lightning import LightningDataModule
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"clients.lightning: found no {error.name}, expected it: "
+        'pip install "blockstore[lightning]"',
+        name=error.name,
+    ) from None
 
 from clients.connection.position import Position
 from clients.torch import Fanouts, HeteroDataset, NeighborDataset

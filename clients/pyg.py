@@ -9,8 +9,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import NegativeSampling
+
+try:
+    from torch_geometric.data import Data, HeteroData
+    from torch_geometric.sampler import NegativeSampling
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f'clients.pyg: found no {error.name}, expected it: pip install "blockstore[pyg]"',
+        name=error.name,
+    ) from None
 
 from clients.dataset import SteppedDataset
 from clients.link import HeteroLinkBatch, HeteroLinkDataset, LinkBatch, LinkDataset, LinkOptions

@@ -11,7 +11,10 @@ from typing import Annotated
 import msgspec
 import typer
 
+from blockstore import __version__
 from blockstore.errors import StoreError
+from blockstore.flags import versioned
+from blockstore.format import FORMAT_VERSION
 from blockstore.io.files import FULL
 from blockstore.make_part import make_part, part_bytes, plan_part
 from blockstore.objects.bucket import WAIT_S, parse_url
@@ -44,12 +47,12 @@ from preprocess.sources.generate import GraphRecipe
 from preprocess.sources.generate import generate as generate_graph
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain text, for logs too
     help="Make, look at and check stores of graphs.",
 )
+versioned(app, f"blockstore {__version__}, store format {FORMAT_VERSION}")
 
 
 @contextmanager

@@ -18,8 +18,10 @@ from typing import Annotated
 import msgspec
 import typer
 
+from blockstore import __version__
 from blockstore.errors import StoreError
-from blockstore.flags import Panels, grouped
+from blockstore.flags import Panels, grouped, versioned
+from blockstore.format import FORMAT_VERSION
 from blockstore.io.arena import Arena
 from blockstore.io.reclaim import reclaim_later
 from blockstore.kernels.compiling import use_child
@@ -31,6 +33,7 @@ from loaderd.api.endpoint import Endpoint, claim, parse_endpoint
 from loaderd.api.errors import DaemonError, Refused
 from loaderd.api.keys import PUBLIC, SECRET, keys_folder, write_pair
 from loaderd.api.peers import part_with_peers
+from loaderd.api.protocol import PROTOCOL_VERSION
 from loaderd.cli import flags
 from loaderd.cli.advise.owners import OwnersQuestion
 from loaderd.cli.advise.report import report_on
@@ -61,12 +64,12 @@ _RELOAD_S = 60.0  # for a daemon to open its stores again
 log = logging.getLogger("loaderd")
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain text, for logs too
     help="Serve batches of a store to training processes.",
 )
+versioned(app, f"loaderd {__version__}, store format {FORMAT_VERSION}, protocol {PROTOCOL_VERSION}")
 
 
 def _configure(context: typer.Context, path: Path | None) -> Path | None:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
-import blockstore, loaderd.cli.commands, preprocess.__main__, clients.batch
+import blockstore, loaderd.cli.commands, preprocess.__main__
 print(sorted(n for n in sys.modules if n.split(".")[0] == "torch"))
 """
 NOWHERE = """
