@@ -14,6 +14,8 @@ from blockstore.io.files import naming
 from blockstore.store import numpy_dtype
 
 _METADATA_BYTES = 4096  # of an array, about
+_OF_NODES = ("label", "original_id", "store_id")
+_SIDES = (".crc", ".scale")  # of names of arrays that stand beside another one
 
 
 class ZarrTree:
@@ -56,6 +58,7 @@ class ZarrTree:
                 chunks=(max(1, values.shape[0]),),
                 compressors=[Crc32cCodec()],
                 fill_value=0,
+                dimension_names=dimension_names(path, values.ndim),
                 config={"write_empty_chunks": True},  # zeros are content too
             )
             if values.size:
@@ -75,9 +78,28 @@ class ZarrTree:
             self._root.create_array(
                 path, shape=shape, dtype=dtype, chunks=inner, shards=outer, compressors=None,
                 fill_value=0, attributes=attributes,
+                dimension_names=dimension_names(path, len(shape)),
             )  # fmt: skip
         return self._metadata(path)
 
     def _metadata(self, path: str) -> dict[str, bytes]:
         names = [f"{node}/{ROOT}" for node in (*parents(path), path)]
         return {name: (self._path / name).read_bytes() for name in names}
+
+
+def dimension_names(path: str, ndim: int) -> list[str]:
+    """What xarray calls the dimensions of an array; one name stands for one size below a type.
+
+    "node" or "edge" where there is a row for each of the type or relation; else, and of further
+    dimensions, where the array lies in the type or relation, and a number.
+    """
+    *owner, name = path.split("/")
+    own = ".".join([*owner[2:], name])
+    rows = f"{own}_0"
+    if not name.endswith(_SIDES):
+        match owner:
+            case ["nodes" | "edges" as kind, _, "features"]:
+                rows = kind.removesuffix("s")
+            case ["nodes", _] if name in _OF_NODES:
+                rows = "node"
+    return [rows, *(f"{own}_{axis}" for axis in range(1, ndim))]

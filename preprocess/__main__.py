@@ -26,6 +26,7 @@ from loaderd.api.errors import DaemonError
 from preprocess.cli import flags
 from preprocess.cli.command import error_event, run_dry, run_ingest
 from preprocess.cli.info import info_text, owner_line, owner_lines, store_info
+from preprocess.cli.lookup import lookup as find_nodes
 from preprocess.cli.objects import place_for, run_pull, run_push
 from preprocess.cli.report import graph_text, made_line
 from preprocess.cli.summary import summarise
@@ -45,6 +46,7 @@ from preprocess.partition.report import partition_lines
 from preprocess.pipeline.progress import Progress
 from preprocess.sources.generate import GraphRecipe
 from preprocess.sources.generate import generate as generate_graph
+from preprocess.sources.propose import propose
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -107,6 +109,7 @@ def ingest(
             dtype=of_store.dtype, edge_ids=of_store.edge_ids, order=of_store.order,
             duplicates=of_source.duplicates, self_loops=of_source.self_loops, ids=of_store.ids,
             allow_nan=of_source.allow_nan, seed=of_store.seed, split=of_source.shares(),
+            leave_out=tuple(of_source.leave_out or ()),
             partition=in_parts if in_parts.num_partitions else None,
             influence=copied.influence(), hops=propagated.asked(of_store.seed),
         )  # fmt: skip
@@ -121,6 +124,19 @@ def ingest(
             if not show.json:
                 typer.echo(said)
             shutil.rmtree(local)
+
+
+@app.command()
+def schema(folder: Path) -> None:
+    """Propose a schema for a folder of CSV or Parquet tables, as JSON, to be read and corrected.
+
+    blockstore schema FOLDER > FOLDER/schema.json: ingest finds it there.
+    """
+    with _one_line_errors():
+        proposed, notes = propose(folder)
+        typer.echo(msgspec.json.format(msgspec.json.encode(proposed), indent=2).decode())
+        for note in notes:
+            typer.echo(note, err=True)
 
 
 @app.command(cls=flags.Panels)
@@ -283,6 +299,28 @@ def info(
         typer.echo("\n".join([info_text(opened), *owner_lines(opened), *pack_lines(opened.path)]))
         if found is not None:
             typer.echo(graph_text(found))
+
+
+@app.command()
+def lookup(
+    store: Path,
+    ids: Annotated[list[str], typer.Argument(help="as the tables had them that were ingested")],
+    node_type: Annotated[str, typer.Option("--type", help="of nodes; else all are looked at")] = "",
+    back: Annotated[bool, typer.Option("--back", help="IDS are numbers of nodes")] = False,
+) -> None:
+    """Say which numbers nodes have that their owner calls so: a line of type, id and number each.
+
+    These numbers are the ids that loaders take and batches give.
+    """
+    with _one_line_errors():
+        lines, missing = find_nodes(open_store(store), ids, node_type, back)
+        for line in lines:
+            typer.echo(line)
+        if missing:
+            more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+            raise BadInput.at(
+                store, f"no node {missing[0]!r}{more}", "ids of its nodes", "correct them"
+            )
 
 
 @app.command()

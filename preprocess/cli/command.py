@@ -8,7 +8,7 @@ import msgspec
 
 from preprocess.cli.dryrun import dry_run, dry_run_text
 from preprocess.cli.flags import ShowFlags, SourceFlags
-from preprocess.cli.report import lonely_lines, made_line, summarise_ingest, summary_text
+from preprocess.cli.report import advice_lines, made_line, summarise_ingest, summary_text
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.ingest.prepare import Preparable
@@ -30,7 +30,7 @@ def run_ingest(
     progress = Progress(rendering=rendering)
     opened, options = _open(source, options, of_source, progress)
     result = ingest(opened.source, store, options, progress, fresh, files=opened.files)
-    for line in lonely_lines(result.manifest):
+    for line in advice_lines(result.manifest):
         progress.line(line)
     summary = None
     if show.summary:

@@ -10,7 +10,7 @@ from typing import Any
 from blockstore.format import ITEM_BYTES, PAGE_BYTES, RowArray, graph_geometry, row_geometry
 from blockstore.units import format_bytes
 from preprocess.hops.estimate import HopsEstimate, without_splits
-from preprocess.ingest.contents import Contents, graph_bytes, list_contents
+from preprocess.ingest.contents import Contents, check_left_out, graph_bytes, list_contents
 from preprocess.ingest.ingest import IngestStages
 from preprocess.ingest.options import FeatureDtype, IngestOptions
 from preprocess.ingest.plan import store_bytes
@@ -114,7 +114,9 @@ def dry_run(
     options.check()
     source = with_reverses(source, options)
     contents = list_contents(source, options)
-    if may_shrink:
+    if not may_shrink:
+        check_left_out(source, options)
+    else:
         options = without_splits(contents, options)
     made = IngestStages(source, contents, options)
     plan = made.plan()

@@ -69,6 +69,9 @@ class SourceFlags:
     self_loops: Keep = flag("keep", "edges from a node to itself")
     allow_nan: bool = flag(False, "take NaN features as they are")
     split: str = flag("", "if there are no splits: shares of train, valid and test")
+    leave_out: list[str] | None = flag(
+        None, "a split, of nodes or edges; several may be given", show_default=False
+    )
 
     def shares(self) -> tuple[float, ...]:
         try:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from blockstore.errors import StoreError
-from blockstore.format import HopSet, Influence, graph_geometry, row_geometry
+from blockstore.format import HopSet, Influence, RowArray, graph_geometry, row_geometry
 from blockstore.owners import list_owners, read_facts
 from blockstore.store import Store
 from blockstore.units import format_bytes
@@ -71,6 +71,7 @@ def info_text(store: Store) -> str:
             f"  {r.src}-{r.name}-{r.dst}  {r.num_edges:,} edges in {r.num_blocks:,} blocks, "
             f"{size}{ids}"
         )
+        lines += [f"    {name:<11} {split_text(rows)}" for name, rows in r.splits.items()]
     policy = "reverses added, " if manifest.undirected else ""
     lines.append(
         f"  edges         {policy}duplicates {manifest.duplicates}, self-loops "
@@ -83,6 +84,11 @@ def info_text(store: Store) -> str:
         first, *rest = influence_lines(manifest.influence)
         lines += [f"  hubs, halos   {first}", *(f"                {line}" for line in rest)]
     return "\n".join(lines)
+
+
+def split_text(rows: RowArray) -> str:
+    """Of edges."""
+    return f"{rows.num_rows:,} edges, as {'pairs of nodes' if rows.row_shape else 'positions'}"
 
 
 def owner_lines(store: Store) -> list[str]:

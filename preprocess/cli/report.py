@@ -1,5 +1,6 @@
 """The summary of an ingest, for a person and for a script."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,17 +61,23 @@ def made_line(target: Path, manifest: Manifest) -> str:
     )
 
 
-def lonely_lines(manifest: Manifest) -> list[str]:
-    """Advice for types that are trained on but no relation leads to: nothing can be sampled."""
-    reached = {r.dst for r in manifest.relations}
+def advice_lines(manifest: Manifest) -> list[str]:
+    """What training on the store would lack, and the option of ingest that gives it."""
+    lines, reached = [], {r.dst for r in manifest.relations}
     lonely = [t.name for t in manifest.types if t.name not in reached and (t.label or t.splits)]
-    if not lonely or not manifest.relations:
-        return []
-    names = ", ".join(lonely)
-    return [
-        f"no relation leads to {names}: sampled neighborhoods of its nodes are empty; to add the "
-        "reverse of each relation, ingest with --undirected"
-    ]
+    if lonely and manifest.relations:  # nothing can be sampled
+        lines.append(
+            f"no relation leads to {', '.join(lonely)}: sampled neighborhoods of its nodes are "
+            "empty; to add the reverse of each relation, ingest with --undirected"
+        )
+    for r in manifest.relations:
+        listed = [name for name, rows in r.splits.items() if not rows.row_shape]
+        if listed and r.edge_id_dtype is None:
+            lines.append(
+                f"splits of {r.src}-{r.name}-{r.dst} list positions of edges ({', '.join(listed)}),"
+                " and the store has none to find them by; to keep them, ingest with --edge-ids"
+            )
+    return lines
 
 
 def summary_text(found: IngestSummary) -> str:
@@ -107,24 +114,30 @@ def graph_text(found: StoreSummary) -> str:
         listed = r.num_source_edges
         tail = "" if listed == r.num_edges else f", {listed:,} in the source"
         lines.append(f"edges       {r.name}: {r.num_edges:,}{tail}")
+        lines += _split_lines(r.splits, listed)
         lines += _degree_lines(r.degrees)
     return "\n".join(lines)
 
 
 def _type_lines(t: TypeSummary) -> list[str]:
-    lines = [f"nodes       {t.name}: {t.num_nodes:,}, {_share(t.num_isolated, t)} isolated"]
+    lines = [
+        f"nodes       {t.name}: {t.num_nodes:,}, {_share(t.num_isolated, t.num_nodes)} isolated"
+    ]
     if t.labels is not None:
         lines += [f"              {line}" for line in _label_lines(t, t.labels)]
-    if t.splits:
-        parts = ", ".join(f"{name} {_share(count, t)}" for name, count in t.splits.items())
-        lines.append(f"              splits: {parts}")
-    elif t.labels is not None:
+    lines += _split_lines(t.splits, t.num_nodes)
+    if t.labels is not None and not t.splits:
         lines.append("              splits: none; ingest --split 0.6,0.2,0.2 makes some")
     return lines
 
 
-def _share(count: int, t: TypeSummary) -> str:
-    return f"{count:,} ({_percent(count, t.num_nodes)})" if count else "none"
+def _split_lines(splits: Mapping[str, int], total: int) -> list[str]:
+    parts = ", ".join(f"{name} {_share(count, total)}" for name, count in splits.items())
+    return [f"              splits: {parts}"] if parts else []
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count:,} ({_percent(count, total)})" if count else "none"
 
 
 def _percent(count: int, total: int) -> str:
@@ -134,7 +147,7 @@ def _percent(count: int, total: int) -> str:
 
 def _label_lines(t: TypeSummary, labels: Labels) -> list[str]:
     missing = t.num_nodes - labels.num_labelled
-    tail = f"; {_share(missing, t)} unlabelled"
+    tail = f"; {_share(missing, t.num_nodes)} unlabelled"
     if labels.kind == "numbers":
         if not labels.num_labelled:
             return [f"labels: numbers{tail}"]

@@ -48,6 +48,7 @@ class RelationSummary:
     num_edges: int
     num_source_edges: int  # before reverses were added, or edges dropped
     degrees: Degrees
+    splits: Mapping[str, int]  # edges in each
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +100,9 @@ def summarise(store: Store, progress: Progress) -> StoreSummary:
                 stage.advance(num_edges)
             assert counts.num_nodes == sizes[relation.dst]
             name = f"{relation.src}-{relation.name}-{relation.dst}"
+            listed, splits = relation.num_source_edges, _sizes(relation.splits)
             relations.append(
-                RelationSummary(
-                    name, relation.num_edges, relation.num_source_edges, counts.degrees()
-                )
+                RelationSummary(name, relation.num_edges, listed, counts.degrees(), splits)
             )
         types = tuple(_summarise_type(store, t, has_edge) for t in manifest.types)
     return StoreSummary(types, tuple(relations))
@@ -187,8 +187,12 @@ def _summarise_type(store: Store, t: NodeType, has_edge: NDArray[np.uint8]) -> T
         num_nodes=t.num_nodes,
         num_isolated=t.num_nodes - connected,
         labels=None if t.label is None else _summarise_labels(store, t.label),
-        splits={name: array.num_rows for name, array in t.splits.items()},
+        splits=_sizes(t.splits),
     )
+
+
+def _sizes(splits: Mapping[str, RowArray]) -> dict[str, int]:
+    return {name: array.num_rows for name, array in splits.items()}
 
 
 def _summarise_labels(store: Store, label: RowArray) -> Labels:

@@ -148,6 +148,17 @@ def list_contents(source: Source, options: IngestOptions) -> Contents:
     return contents
 
 
+def check_left_out(source: Source, options: IngestOptions) -> None:
+    """Raises BadInput: a split that is to be left out, and is not there."""
+    rows = [r for name in source.num_nodes for r in source.splits(name)]
+    rows += [r for relation in source.relations for r in source.edge_splits(relation)]
+    names = list(dict.fromkeys(r.name for r in rows))
+    for name in options.leave_out:
+        if name not in names:
+            held = ", ".join(names) or "nothing: it has no splits"
+            raise BadInput.at("--leave-out", repr(name), held, "name a split of the source")
+
+
 def row_disk_bytes(array: RowArray, block_bytes: int) -> int:
     """Bytes of the shards of a row array, and of its checksums."""
     geometry = row_geometry(array, block_bytes)
@@ -217,6 +228,7 @@ def _type_contents(
     splits = tuple(
         ArrayContent(r, _row_array(f"{path}/splits/{as_path(r.name)}", r, "int64"))
         for r in source.splits(name)
+        if r.name not in options.leave_out
     )
     ids = [RowArray(f"{path}/{kind}", node, num_nodes) for kind in ("original_id", "store_id")]
     return TypeContents(name, first, num_nodes, ids[0], ids[1], features, label_rows, splits)
@@ -251,6 +263,7 @@ def _relation_contents(
     splits = tuple(
         ArrayContent(r, _row_array(f"{path}/splits/{as_path(r.name)}", r, "int64"))
         for r in source.edge_splits(relation)
+        if r.name not in options.leave_out
     )
     guides = bool(weight or time or features)
     sorting = edge_id_dtype(relation.num_edges, options.edge_ids or guides)

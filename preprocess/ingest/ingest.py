@@ -25,7 +25,12 @@ from preprocess.errors import BadInput
 from preprocess.hops.estimate import HopsEstimate, estimate_hops
 from preprocess.hops.hops import HopsRun, make_hops
 from preprocess.ingest.arrays import quantization_errors
-from preprocess.ingest.contents import Contents, TypeContents, list_contents
+from preprocess.ingest.contents import (
+    Contents,
+    TypeContents,
+    check_left_out,
+    list_contents,
+)
 from preprocess.ingest.graph import PARTITION, RANK, IngestRun, IngestStage, counts_file
 from preprocess.ingest.nodes import TypeStages
 from preprocess.ingest.options import IngestOptions
@@ -102,6 +107,7 @@ def ingest(
                 "leave one of them out",
             )  # fmt: skip
         source = with_reverses(source, options)
+        check_left_out(source, options)
         stages = IngestStages(source, list_contents(source, options), options)
         facts = _sign_facts(source, options, partition)
         return write_store(stages, target, files, progress, facts, fresh, partition)
@@ -288,7 +294,7 @@ class IngestStages:
     def _check(self, run: IngestRun) -> Facts:
         labels = {t.type.name: t.check(run) for t in self._types()}
         for r in self.job.contents.relations:
-            check_edge_splits(self.job.source, r.source)
+            check_edge_splits(self.job.source, r.source, self.job.options.leave_out)
         return {"labels": {name: facts for name, facts in labels.items() if facts is not None}}
 
     def _order_stages(self) -> list[IngestStage]:

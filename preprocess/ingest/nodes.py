@@ -115,7 +115,7 @@ class TypeStages:
     def check(self, run: IngestRun) -> Facts | None:
         """Splits are sound; labels are looked at where their dtype, or a split, depends on them."""
         job, label = self._job, self.type.label
-        check_splits(job.source, self.type.name)
+        check_splits(job.source, self.type.name, job.options.leave_out)
         if label is None or not looks_at_label(label, job.options):
             return None
         rows = label.source

@@ -52,6 +52,7 @@ class IngestOptions:
     allow_nan: bool = False
     seed: int = 0  # of the random order and of seeded splits
     split: tuple[float, ...] = ()  # shares of train, valid, test where the source has no splits
+    leave_out: tuple[str, ...] = ()  # splits of the source, by name
     partitioned: bool = False  # a partition of the nodes is given
     partition: PartitionOptions | None = None  # one is to be found
     influence: InfluenceOptions = NO_WISHES  # hubs and halos

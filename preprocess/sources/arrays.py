@@ -14,6 +14,7 @@ from preprocess.files.torchfile import kind_of, open_tensor, read_torch
 from preprocess.sources.source import SourceRows
 
 _PIECE = 1 << 16  # offsets at a time
+_MOST_COLUMNS = 256  # that are read side by side: each has the file open
 _AGAIN = "write the matrix again"
 _PAIRS, _LIST = (2,), ()  # shapes of a row of ids
 
@@ -39,8 +40,14 @@ class ArrayRows:
         single     True: a row of one item is a number; False: a number is a row of one
         """
         shape, self._file, self._first = file.shape, file, first
-        fits = len(shape) > 0 and 0 not in shape[1:] and not file.fortran_order
-        file.check(fits and file.dtype.kind in "biuf", "rows of numbers in C order")
+        self._by_column = file.fortran_order and len(shape) == 2
+        fits = len(shape) > 0 and 0 not in shape[1:] and file.dtype.kind in "biuf"
+        if file.fortran_order:
+            fits = fits and self._by_column and shape[1] <= _MOST_COLUMNS
+        file.check(
+            fits, f"rows of numbers in C order, or at most {_MOST_COLUMNS} columns",
+            "save numpy.ascontiguousarray of it",
+        )  # fmt: skip
         if num_rows not in (None, shape[0]):
             raise BadInput.at(
                 file.header, f"{shape[0]} rows", f"{num_rows}, {says}", "is it of this graph?"
@@ -55,8 +62,21 @@ class ArrayRows:
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
         stop = self._first + self.form.num_rows
-        for piece in self._file.pieces(self._first, stop, count):
+        read = self._column_pieces if self._by_column else self._file.pieces
+        for piece in read(self._first, stop, count):
             yield piece.reshape(-1, *self.form.row_shape)
+
+    def _column_pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
+        """Rows of an array in Fortran order, whose columns lie one after the other in the file."""
+        columns = self._file.transposed()
+        width = columns.shape[0]
+        rows = np.empty((min(count, stop - first), width), columns.dtype)
+        parts = [columns.row(i).pieces(first, stop, count) for i in range(width)]
+        for values in zip(*parts, strict=True):
+            piece = rows[: values[0].size]
+            for i, column in enumerate(values):
+                piece[:, i] = column
+            yield piece
 
 
 def id_rows(name: str, file: StoredArray, shapes: IdShapes = (_LIST,)) -> ArrayRows:

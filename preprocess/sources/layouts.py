@@ -17,6 +17,7 @@ from preprocess.sources.ogb_binary import OgbBinarySource
 from preprocess.sources.ogb_csv import OgbCsvSource
 from preprocess.sources.plain import PlainSource
 from preprocess.sources.plain_hetero import PlainHeteroSource
+from preprocess.sources.propose import has_tables
 from preprocess.sources.pyg import PygSource
 from preprocess.sources.scipy_npz import ScipyNpzSource
 from preprocess.sources.source import Source
@@ -71,6 +72,11 @@ def open_source(path: Path, layout: str | None = None) -> Opened:
         raise BadInput.at(
             path, "a store", "a graph in another layout",
             "loaderd serves stores as they are, blockstore repartition and export read them",
+        )  # fmt: skip
+    if not matches and has_tables(path):
+        raise BadInput.at(
+            path, "tables without a schema", "schema.json, which says what they are",
+            f"blockstore schema {path} > {path / 'schema.json'} proposes one: look at it",
         )  # fmt: skip
     if not matches:
         raise BadInput.at(

@@ -88,7 +88,7 @@ class PlainArrays(GraphSource):
     ) -> None:
         """Add the labels of a type: all rows of a file, or `count` rows from `first` on."""
         file = self.npy(stem)
-        file.check(len(file.shape) in (1, 2), "(nodes,) or (nodes, labels) in C order")
+        file.check(len(file.shape) in (1, 2), "(nodes,) or (nodes, labels)")
         file.check(file.dtype.name in ITEM_BYTES, f"one of {', '.join(ITEM_BYTES)}", "convert them")
         self.add_label(node_type, ArrayRows("label", file, first=first, count=count))
 

@@ -1,41 +1,7 @@
 """Tables of a user's own, described by a schema file: `schema.json`, `schema.yaml` or another name.
 
-    {"nodes": [{"node_type": "user", "files": "users/*.parquet", "node_id_col": "id",
-                "features": [{"feature_name": "x", "feature_col": ["age", "vector"]}],
-                "labels": [{"label_col": "class"}], "split_col": "part"},
-               {"node_type": "tag", "from_edges": true}],
-     "edges": [{"relation": ["user", "likes", "tag"], "files": ["likes.csv.gz"],
-                "source_id_col": "user", "dest_id_col": "tag",
-                "weight_col": "stars", "time_col": "when"}]}
-
-The names are those of GraphStorm's construction files; what those can do beyond this is refused.
-
-of a node type
-node_type    its name
-files        paths and patterns, beside the schema file; .csv, .tsv, .txt, also .gz, .bz2, .zst or
-             .lz4, and .parquet.  Patterns are taken in the order of the names
-format       where names do not say it: "csv", "parquet", or {"name": "csv", "separator": ";",
-             "header": false}; without a header the columns are "0", "1", ...
-node_id_col  column of ids, integers or text, each once; without it a node's id is its row, from 0
-id_type      "integer" or "text"; without it ids are integers where all of them are
-features     [{feature_name, feature_col}]: a column or several side by side, of numbers or of
-             vectors (lists in Parquet, "0.5,1" in text); the array "x" is the main one; the name of
-             the column where there is no other
-labels       one {label_col, task_type}; several columns: a row of labels
-split_col    column of words: train, valid (val, validation), test, or nothing
-mask_cols    instead {"train": column, "valid": column, "test": column} of truth values
-time_col     the array "time"
-from_edges   true, and no files: nodes are those that edges name, in order of first appearance,
-             relation by relation, all sources, then all targets
-
-of a relation
-relation     [source type, name, target type]
-source_id_col, dest_id_col
-files, format, features, split_col, mask_cols   as above; splits are of edges
-weight_col, time_col                            guide sampling: numbers, integers
-labels       one {label_col}: the array "label"
-
-undirected   true: the reverse of each edge is added
+The fields of a schema, and an example, are in docs/layouts.md, "CSV and Parquet tables".  Their
+names are those of GraphStorm's construction files; what those can do beyond this is refused.
 """
 
 from collections.abc import Sequence

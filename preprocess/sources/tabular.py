@@ -96,7 +96,7 @@ class TabularSource(GraphSource):
             if self._ids.kind(name) != TEXTS:
                 continue
             folder.mkdir(parents=True, exist_ok=True)
-            path = folder / _key_file(name)
+            path = folder / key_file(name)
             with (
                 progress.stage(f"keys of {name}", num_nodes, "nodes") as stage,
                 writing_keys(path) as append,
@@ -130,7 +130,7 @@ class TabularSource(GraphSource):
     def _check_names(self) -> None:
         names = [n.name for n in self._node_tables]
         for name in names:
-            check_length(_key_file(name))
+            check_length(key_file(name))
         twice = next((n for n in names if names.count(n) > 1), None)
         if twice is not None:
             raise BadInput.at(self.where, f"node type {twice!r} twice", "each once", "join them")
@@ -187,7 +187,7 @@ class _KeyRows:
                 yield values[first : first + count]
 
 
-def _key_file(node_type: str) -> str:
+def key_file(node_type: str) -> str:
     return f"{quote(node_type, safe=' ')}.parquet"
 
 

@@ -1,6 +1,6 @@
 """One pass over edges and splits: every id is checked, the edges of each target are counted."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -59,12 +59,14 @@ def count_edges(
     return counts
 
 
-def check_splits(source: Source, node_type: str) -> None:
+def check_splits(source: Source, node_type: str, left_out: Collection[str] = ()) -> None:
     """Every id of a split is a node's, and no node is in two splits; 1 byte a node.
+
+    left_out   names of splits that are not looked at
 
     Raises BadInput.
     """
-    splits = source.splits(node_type)
+    splits = [s for s in source.splits(node_type) if s.name not in left_out]
     if not splits:
         return
     owner = np.zeros(source.num_nodes[node_type], np.uint8)
@@ -90,14 +92,16 @@ def _bad_id(
     other = Path(splits[owner[node] - 1].where).name
     return BadInput.at(
         where, f"node {node}, which is in {other} too", "splits that do not overlap",
-        "take it out of one of them",
+        f"take it out of one of them, or one of them out with --leave-out {split.name}",
     )  # fmt: skip
 
 
-def check_edge_splits(source: Source, relation: SourceRelation) -> None:
+def check_edge_splits(
+    source: Source, relation: SourceRelation, left_out: Collection[str] = ()
+) -> None:
     """Every row is the position of an edge, or a pair of ids of nodes.  Raises BadInput."""
     most = np.array([source.num_nodes[relation.src], source.num_nodes[relation.dst]])
-    for split in source.edge_splits(relation):
+    for split in [s for s in source.edge_splits(relation) if s.name not in left_out]:
         if split.row_shape not in ((), (2,)) or split.dtype.kind not in "iu":
             raise BadInput.at(
                 split.where, f"{split.dtype} of shape {split.row_shape}",

@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+import zarr
 
+from blockstore.create import dimension_names
 from blockstore.format import RowArray, row_geometry, shard_path
 from blockstore.store import open_store, read_rows
 from blockstore.writer import StoreWriter
@@ -33,3 +35,33 @@ def test_equal_content_gives_an_equal_fingerprint(tmp_path):
     assert len(prints) == 1
     store = open_store(tmp_path / "a")
     assert read_rows(store, store.manifest.types[0].splits["train"]).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("nodes/user/label", ["node", "label_1"]),
+        ("nodes/user/features/x", ["node", "features.x_1"]),
+        ("nodes/user/features/x.scale", ["features.x.scale_0", "features.x.scale_1"]),
+        ("nodes/user/splits/train", ["splits.train_0", "splits.train_1"]),
+        ("nodes/user/halo/label", ["halo.label_0", "halo.label_1"]),
+        ("nodes/user/hops/train/0", ["hops.train.0_0", "hops.train.0_1"]),
+        ("edges/a___b___c/features/kind", ["edge", "features.kind_1"]),
+        ("edges/a___b___c/blocks", ["blocks_0", "blocks_1"]),
+        ("edges/a___b___c/halo/blocks", ["halo.blocks_0", "halo.blocks_1"]),
+    ],
+)
+def test_names_of_dimensions(path, expected):
+    assert dimension_names(path, 2) == expected
+
+
+def test_every_array_names_its_dimensions_and_a_name_is_one_size(tmp_path):
+    write_store(tmp_path / "s", make_csc([3] * 700, 1), [1, 2])
+    found = dict(zarr.open_group(tmp_path / "s", mode="r").members(max_depth=None))
+    arrays = {path: a for path, a in found.items() if isinstance(a, zarr.Array)}
+    assert len(arrays) > 8
+    sizes = {}
+    for path, array in arrays.items():
+        for name, size in zip(array.metadata.dimension_names, array.shape, strict=True):
+            owner = "/".join(path.split("/")[:2])
+            assert sizes.setdefault((owner, name), size) == size

@@ -39,14 +39,15 @@ def test_edges(
     row_shape=st.sampled_from([(), (1,), (3,), (2, 2)]),
     dtype=st.sampled_from(["<f2", ">f4", "i8", "?"]),
     count=st.integers(1, 12),
+    fortran=st.booleans(),
 )
 def test_rows(
-    tmp_path_factory: pytest.TempPathFactory, num_rows: int, row_shape, dtype, count: int
+    tmp_path_factory: pytest.TempPathFactory, num_rows: int, row_shape, dtype, count: int, fortran
 ):
     path = tmp_path_factory.mktemp("rows") / "a.npy"
     array = np.arange(num_rows * int(np.prod(row_shape))).reshape(num_rows, *row_shape)
     array = (array % 7).astype(dtype)
-    np.save(path, array)
+    np.save(path, np.asfortranarray(array) if fortran and array.ndim == 2 else array)
     reader = ArrayRows("a", NpyFile(path), num_rows)
     rows = reader.form
     assert (rows.num_rows, rows.row_shape, rows.dtype) == (
@@ -57,6 +58,24 @@ def test_rows(
     pieces = [piece.copy() for piece in reader.pieces(count)]
     assert all(0 < len(piece) <= count for piece in pieces)
     assert np.array_equal(np.concatenate([array[:0], *pieces]), array)
+
+
+def test_some_rows_of_an_array_in_fortran_order(tmp_path):
+    array = np.arange(24).reshape(8, 3)
+    np.save(tmp_path / "a.npy", np.asfortranarray(array))
+    rows = ArrayRows("a", NpyFile(tmp_path / "a.npy"), first=2, count=5)
+    assert (
+        np.concatenate([piece.copy() for piece in rows.pieces(2)]).tolist() == array[2:7].tolist()
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 257), (2, 2, 2)])
+def test_arrays_in_fortran_order_have_two_dimensions_and_few_columns(tmp_path, shape):
+    np.save(tmp_path / "a.npy", np.asfortranarray(np.ones(shape)))
+    with pytest.raises(
+        BadInput, match=r"in Fortran order, expected rows of numbers in C order, or"
+    ):
+        ArrayRows("a", NpyFile(tmp_path / "a.npy"))
 
 
 def cut(values: np.ndarray, size: int) -> Iterator[np.ndarray]:

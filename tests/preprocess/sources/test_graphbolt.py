@@ -250,8 +250,8 @@ REFUSED = {
         "feature_data[0]: found node type 'item'",
     ),
     "feature order": (
-        lambda f: np.save(f / "data/feat.npy", np.asfortranarray(np.ones((5, 2)))),
-        "feat.npy: header: found shape (5, 2) of float64 in Fortran order",
+        lambda f: np.save(f / "data/feat.npy", np.asfortranarray(np.ones((5, 300)))),
+        "feat.npy: header: found shape (5, 300) of float64 in Fortran order",
     ),
     "few features": (save("data/feat.npy", np.ones((4, 2))), "feat.npy: found 4 rows, expected 5"),
     "truncated": (

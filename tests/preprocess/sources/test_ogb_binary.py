@@ -123,8 +123,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "id below zero": ({"edge_index": EDGES - 1}, "data.npz: edge_index[0, 0]: found node id -1"),
     "feature order": (
-        {"node_feat": np.asfortranarray(FEATURES)},
-        "data.npz: node_feat: header: found shape (5, 2) of float32 in Fortran order",
+        {"node_feat": np.asfortranarray(np.ones((5, 300), np.float32))},
+        "data.npz: node_feat: header: found shape (5, 300) of float32 in Fortran order",
     ),
     "features of text": ({"node_feat": np.array(["a"] * 5)}, "node_feat: found items of <U1"),
     "features of objects": (

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from blockstore.verify import verify_store
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.ingest.prepare import keys_of
-from preprocess.sources import idmap
+from preprocess.sources import idmap, table
 from preprocess.sources.table import TableSource
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.sources.reading import read_all, ready, texts_of
@@ -427,3 +428,18 @@ def test_what_is_refused_is_named(tmp_path: Path, name: str):
     spoiler, words = REFUSED[name]
     spoiler(write_graph(tmp_path))
     assert_refused(tmp_path, lambda: TableSource(tmp_path), words)
+
+
+def test_the_document_has_every_field_of_a_schema():
+    page = (Path(__file__).parents[3] / "docs/layouts.md").read_text()
+    section = page.partition("## CSV and Parquet tables\n")[2].partition("\n## ")[0]
+    tables = [t.partition("\n\n")[0] for t in section.split("\n| field")[1:]]
+    named = [
+        {name for row in t.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+        for t in tables
+    ]
+    kinds = (table._Graph, table._Nodes, table._Edges)
+    assert named == [set(kind.__struct_fields__) for kind in kinds]
+    example = section.partition("```json\n")[2].partition("```")[0]
+    found = msgspec.json.decode(example, type=table._Graph)
+    assert (found.nodes[1].from_edges, found.edges[0].relation[1]) == (True, "likes")
