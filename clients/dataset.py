@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
 
 import numpy as np
 import torch
+from msgspec import structs
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
@@ -133,6 +134,8 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
         self._begun = False  # whether an iteration has handed out batches from `_position` on
         self._resolved: Resolved | None = None  # what every session of this dataset must give
         self._num_steps: int | None = None
+        self._counts = False  # whether a session that is opened now asks for classes
+        self._counted: Attached | None = None
         self._iteration = 0
         self._running: Session | None = None  # to which the steps of this iteration were told
         self._connection: Connection | None = None
@@ -244,6 +247,24 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
         """What the daemon resolved the request to; connects."""
         return self._connect().session.attached
 
+    def counted(self) -> Attached:
+        """The same, with the number of classes: asked by the first session, or one of its own."""
+        if self._counted is None:
+            self._counts = self._connection is None
+            attached = self.attached()
+            if not self._counts:
+                attached = self._ask(structs.replace(self._asked(), classes=True))
+            self._counted, self._counts = attached, False
+        return self._counted
+
+    def _ask(self, request: Attach) -> Attached:
+        """What the daemon says to a request for the same seeds; its session ends at once."""
+        session = open_session(self.endpoint, request, self._ids)
+        try:
+            return session.attached
+        finally:
+            session.close()
+
     def lay_out_in(self, memory: Memory | None) -> None:
         """Have batches laid out there from now on; None: each in buffers of its own."""
         if memory is not self._memory:
@@ -333,7 +354,8 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
     def _open(self) -> Connection:
         if self._daemon is not None:
             self._daemon.ensure()
-        session = open_session(self.endpoint, self._asked(), self._ids, self._resolved)
+        asked = structs.replace(self._asked(), classes=self._counts)
+        session = open_session(self.endpoint, asked, self._ids, self._resolved)
         try:
             reader = self._make_reader(session)
         except BaseException:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attach, Attached
 
 K = TypeVar("K")
@@ -23,6 +24,10 @@ class Describing:
     @abstractmethod
     def attached(self) -> Attached:
         """What the daemon resolved the request to; connects."""
+
+    @abstractmethod
+    def counted(self) -> Attached:
+        """The same, with the number of classes, which the daemon counts when it is first asked."""
 
     @property
     def node_types(self) -> tuple[str, ...]:
@@ -48,6 +53,21 @@ class Describing:
         """Numbers of a row of `x`; 0 of a type without."""
         arrays = self._by_type("arrays")
         return _only({t: prod(own["x"]) if "x" in own else 0 for t, own in arrays.items()})
+
+    @property
+    def num_classes(self) -> int | dict[str, int]:
+        """Classes of the labels, or columns of rows of labels; 0 of a type without.
+
+        The first to ask has the daemon read the labels once.
+        """
+        found = self.counted()
+        counts = {t: info.num_classes for t, info in zip(found.types, found.type_info, strict=True)}
+        if None in counts.values():
+            raise Refused(
+                f"{self.endpoint}: the daemon counts no classes, expected one of this version; "
+                "start it again"
+            )
+        return _only({t: count or 0 for t, count in counts.items()})
 
     @property
     def features(self) -> dict[str, Any]:

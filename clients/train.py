@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from clients.dataset import SteppedDataset
 from clients.large.batch import PLACE, PartitionDraws
 from clients.large.dataset import LargeDataset
 from clients.large.fused import FirstLayerRows, FusedBatch
@@ -113,6 +114,12 @@ def seed_labels(batch: AnyBatch) -> torch.Tensor:
     if y.is_floating_point():
         raise NotTrainable(f"labels are {y.dtype}, expected integers: classes")
     return y[: batch.batch_size]
+
+
+def seed_classes(data: SteppedDataset[Any]) -> int:
+    """Classes of the labels of the seeds' type."""
+    found = data.num_classes
+    return found if isinstance(found, int) else found[data.attached().resolved.seed_type]
 
 
 def sum_of_losses(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -347,14 +354,15 @@ class Trainer:
             say(line)
 
     def _make_net(self) -> nn.Module:
-        """A model for what a quick pass over the training seeds shows of features and classes."""
+        """A model for the classes of the store, and the features that a first batch has."""
         settings = self._settings
-        num_classes = 0
         whole = {"rank": 0, "world_size": 1, "owners": ""}
         data = self.open_split("train", num_neighbors=(1,), shuffle=False, **whole)
-        for batch in data:
-            num_classes = max(num_classes, int(seed_labels(batch).max()) + 1)
+        num_classes = seed_classes(data)
+        batch: Any = next(iter(data))
+        seed_labels(batch)
         data.close()
+        self._ranks.barrier()  # the memory of all these sessions is free before one trains
         layer, depth = LAYERS[settings.model], len(settings.num_neighbors)
         if isinstance(batch, HeteroBatch):
             widths = {t: batch.x[t].size(1) if t in batch.x else 0 for t in batch.n_id}

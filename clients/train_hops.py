@@ -1,5 +1,6 @@
 """Train on propagated features: `python -m clients.train_hops ENDPOINT --model hoga`."""
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from clients.hopwise.models import ALONE, make_model
 from clients.prefetch import prefetch
 from clients.ranks import FlatGradients, Ranks, usable_device
 from clients.settings import NotTrainable, run_command
-from clients.train import UNLABELLED, optimize, say, sum_of_losses
+from clients.train import UNLABELLED, optimize, say, seed_classes, sum_of_losses
 
 MODELS = ("linear", "features", "sgc", "sign", "sign-mlp", "hoga")
 
@@ -74,17 +75,15 @@ def accuracy(settings: HopSettings, model: nn.Module, data: HopDataset) -> float
 
 
 def look_at(settings: HopSettings) -> tuple[int, int, int]:
-    """Columns of a row, tensors of a batch, and classes, by one pass over the training rows."""
+    """Columns of a row and tensors of a batch, by the first one, and classes of the store."""
     first = replace(settings, method="cr")  # any order will do
-    data, width, arrays, num_classes = open_split(first, "train"), 0, 0, 0
-    for batch in data:
+    with contextlib.closing(open_split(first, "train")) as data:
+        num_classes = seed_classes(data)
+        batch: Any = next(iter(data))
         if batch.y is None or batch.y.dim() != 1 or batch.y.is_floating_point():
             raise NotTrainable("the split has not one class a row")
         x = inputs(settings, batch)
-        width, arrays = x[0].size(1), len(x)
-        num_classes = max(num_classes, int(batch.y.max()) + 1)
-    data.close()
-    return width, arrays, num_classes
+        return x[0].size(1), len(x), num_classes
 
 
 def train(settings: HopSettings) -> tuple[float, float]:

@@ -10,7 +10,6 @@ from torch.utils.data import get_worker_info
 
 from clients.batch import BatchArrays
 from clients.connection.position import Position, StateMismatch
-from clients.connection.remote import open_session
 from clients.connection.request import fanouts_of_hops
 from clients.connection.session import Session
 from clients.dataset import ReadStep, gather_threads
@@ -157,12 +156,7 @@ class LargeDataset(NodeSampledDataset[Batch]):
 
     def _default_steps(self) -> int:
         """As many as an epoch wants; the daemon knows how many seeds there are."""
-        probe = structs.replace(self._request, window=1)
-        session = open_session(self.endpoint, probe, self._ids, None)
-        try:
-            return self._equal_steps(session.attached).steps
-        finally:
-            session.close()
+        return self._equal_steps(self._ask(structs.replace(self._request, window=1))).steps
 
     def _count_steps(self, attached: Attached) -> int:
         if self._draws == "partitions":

@@ -27,6 +27,7 @@ class TypeInfo(msgspec.Struct, frozen=True):
     num_nodes: int
     arrays: dict[str, tuple[int, ...]]  # shapes of rows by name: "x", "y" for labels, ...
     splits: dict[str, int]  # nodes of each
+    num_classes: int | None = None  # of labels, or columns of these; None: not asked for
 
 
 class RelationInfo(msgspec.Struct, frozen=True):

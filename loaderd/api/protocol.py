@@ -159,6 +159,7 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     cycle: int = 0  # epoch e has the draws of epoch e % cycle; 0: its own
     owners: str = ""  # name of an owner map of the store: batches say who owns their nodes
     home: HomePlacement | None = None  # `owners` names who trains which seeds, as ranks
+    classes: bool = False  # `TypeInfo` is to say how many the labels have
     mask_size: int = 0  # of the mask over a type's nodes that ids are what is set of; 0: of none
     ids: int = 0  # numbers that describe the seeds: sent as `IdsWanted` asks for them
 

@@ -46,6 +46,7 @@ from loaderd.sampling.rows import RowAssembler, ServedFiles
 from loaderd.sampling.topology import Topology
 from loaderd.sessions.base import Deliver, EngineSession, Out, SharedResources, StoreResources
 from loaderd.sessions.build import Builder
+from loaderd.sessions.classes import ClassCounts
 from loaderd.sessions.kinds import find_kind
 from loaderd.sessions.minimum import check_numbers
 from loaderd.sessions.owners import map_digest
@@ -93,6 +94,7 @@ class Engine(Closing):
         self._sessions: Guarded[dict[int, EngineSession]] = Guarded({}, self.lock)
         self._ending: Guarded[list[EngineSession]] = Guarded([], self.lock)  # detached
         self._counters = dict.fromkeys(_COUNTERS, 0)  # of sessions that have ended
+        self.classes = ClassCounts(store)
         try:
             self.resources = self._open(shared, slots, StoreTables(tables))
         except BaseException:

@@ -94,7 +94,21 @@ class StreamService(Closing):
     # -- sessions ---------------------------------------------------------------------------------
 
     def attach(self, request: Attach, seeds: NDArray[np.int64] | None) -> Attached:
-        """Open a session: at a stream that is there, or at one of its own.  Raises Refused."""
+        """Open a session: at a stream that is there, or at one of its own.
+
+        Raises Refused, StoreError.
+        """
+        attached = self._attach(request, seeds)
+        if not request.classes:
+            return attached
+        try:
+            counts = self._stores.find(request.store).classes
+            return structs.replace(attached, type_info=counts.told(request, attached.type_info))
+        except BaseException:
+            self.detach(attached.session)
+            raise
+
+    def _attach(self, request: Attach, seeds: NDArray[np.int64] | None) -> Attached:
         engine = self._stores.find(request.store)
         owners, resolved = engine.owners_digest(request), engine.identify(request, seeds)
         kept = seeds is None or self._keeps(resolved, seeds)

@@ -165,12 +165,34 @@ def test_datasets_tell_what_the_store_has(served):
     assert (plain.num_nodes, plain.num_edges, plain.num_features) == (NODES, EDGES, 12)
     assert plain.features == {"x": (12,), "year": (), "y": ()}
     assert plain.splits == {"train": 900, "valid": 300, "test": 300}
+    assert plain.num_classes == 7
     plain.close()
     hetero = HeteroDataset(served.hetero, input_type="paper", **ASKED)
     assert hetero.num_nodes == {"author": 900, "paper": 1500, "term": 200}
     assert hetero.num_features == {"author": 6, "paper": 6, "term": 6}
     assert hetero.splits["paper"] == {"train": 500, "test": 300}
+    assert hetero.num_classes == {"author": 0, "paper": 5, "term": 0}
     assert hetero.node_types == ("author", "paper", "term")
     assert hetero.num_edges["author", "writes", "paper"] == 4000
     assert set(hetero.edge_types) == set(hetero.num_edges)
     hetero.close()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_classes_are_counted_before_and_during_an_epoch(served, begun):
+    years = NeighborDataset(served.plain, **ASKED, labels="year", shuffle=False)
+    batches = iter(years)
+    first = next(batches).step if begun else -1
+    assert years.num_classes == 50
+    assert [batch.step for batch in batches] == list(range(first + 1, len(years)))
+    assert years.num_classes == 50
+    years.close()
+    assert NeighborDataset(served.plain, **ASKED, labels="x").num_classes == 12
+
+
+def test_a_daemon_that_counts_no_classes_is_named(served, monkeypatch):
+    data = NeighborDataset(served.plain, **ASKED)
+    monkeypatch.setattr(data, "counted", data.attached)
+    with pytest.raises(Refused, match="the daemon counts no classes, expected one of this version"):
+        _ = data.num_classes
+    data.close()
