@@ -1,4 +1,4 @@
-# make demo [DATA=folder]   make test   make check   make clean; make format, lint, types, ...
+# make demo [DATA=folder]   make test   make check   make site   make clean; make format, lint, ...
 
 VENV   := .venv
 PYTHON ?= python3
@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # kernels once more with every index checked, and as plain Python
 CHECKS := format lint types test bounds nojit
 
-.PHONY: demo check clean $(CHECKS)
+.PHONY: demo check clean site $(CHECKS)
 .DEFAULT_GOAL := test
 
 # torch first: with it installed nothing below asks for another build, so that a machine without a
@@ -29,7 +29,7 @@ $(READY): pyproject.toml
 	    || $(BIN)/pip install -q --no-compile "torch==$(TORCH)+cpu" 2>/dev/null \
 	    || $(BIN)/pip install -q --no-compile "torch==$(TORCH)" --index-url https://download.pytorch.org/whl/cpu; \
 	fi
-	$(BIN)/pip install -q --no-compile -e ".[torch,pyg,dev]"
+	$(BIN)/pip install -q --no-compile -e ".[torch,pyg,dev,docs]"
 	touch $@
 
 demo: $(READY)
@@ -55,6 +55,10 @@ bounds: $(READY)
 
 nojit: $(READY)
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest tests/blockstore/kernels
+
+# every page, in build/site/html; links to nowhere and other warnings are errors
+site: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m tools.site
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,63 @@
+"""Build the documentation site, `make site`: warnings, such as a link to nowhere, end it.
+
+Pages lie in several folders of the tree (README.md, docs, FORMAT.md, PROTOCOL.md).  They are copied
+to one, at the same places, so that a link works on the site as it does in the tree.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "build/site/source"
+PAGES = (
+    "README.md", "CONTRIBUTING.md", "CHANGES.md", "blockstore/FORMAT.md", "loaderd/api/PROTOCOL.md",
+    "docs", "examples", "tools/mutants/faults.toml",
+)  # fmt: skip
+PARAMETER = re.compile(r"^(\w+(?:, \w+)*) {2,}(\S.*)$")
+
+
+def parameters_as_list(text: str) -> str:
+    """A docstring whose parameters stand in two columns, as Markdown: a list item each."""
+    lines: list[str] = []
+    width = 0  # of the first column; 0: no parameter goes on
+    for line in text.splitlines():
+        found = PARAMETER.match(line)
+        if found:
+            if not width and lines and lines[-1]:
+                lines.append("")
+            width = found.start(2)
+            names = ", ".join(f"`{name}`" for name in found[1].split(", "))
+            lines.append(f"- {names}: {found[2]}")
+        elif width and line.startswith(" " * width):
+            lines.append(f"  {line.strip()}")
+        else:
+            if width and line:
+                lines.append("")
+            width = 0
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def copy_pages() -> None:
+    """Have the pages, and what they show, in one folder."""
+    shutil.rmtree(SOURCE, ignore_errors=True)
+    for name in PAGES:
+        place = SOURCE / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, place)
+        else:
+            shutil.copy(ROOT / name, place)
+
+
+def main() -> int:
+    copy_pages()
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
