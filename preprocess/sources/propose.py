@@ -18,6 +18,7 @@ from preprocess.sources.graph import NODE
 _ENDS = (
     ("src", "dst"), ("source", "target"), ("source", "dest"), ("source", "destination"),
     ("from", "to"), ("head", "tail"), ("subject", "object"), ("u", "v"), ("start", "end"),
+    ("id_1", "id_2"), ("id1", "id2"), ("node_1", "node_2"), ("node1", "node2"),
 )  # fmt: skip
 _GENERIC = {name for pair in _ENDS for name in pair}
 _ID_ENDINGS = ("_id", "_ids", "id", "_key", "_node", "")  # of names of columns
@@ -41,6 +42,13 @@ class _Found(NamedTuple):
     tables: TableSequence
     types: dict[str, ColumnType]
 
+    @property
+    def kind(self) -> str:
+        """The type of its nodes: movie of movies with a column movie_id, else as English has it."""
+        shorter = _bare(self.stem)[:-1]
+        named = self.named((f"{shorter}_id", f"{shorter}id"))
+        return shorter if named else _singular(self.stem)
+
     def named(self, names: Sequence[str]) -> str:
         """The first column of one of these names, in any case; "": there is none."""
         held = {column.lower(): column for column in reversed(self.tables.names)}
@@ -57,15 +65,14 @@ def propose(folder: Path) -> tuple[dict[str, Any], list[str]]:
         raise BadInput.at(
             folder, "no .csv, .tsv or .parquet", "a folder of tables", "is the path right?"
         )
-    stems = {_singular(one.stem): one.stem for one in found}
+    stems = {one.kind: one.stem for one in found}
     ends = {one.stem: _ends(one, stems) for one in found}
     if len(found) == 1 and len(found[0].tables.names) == 2:  # what else
         ends = {found[0].stem: (found[0].tables.names[0], found[0].tables.names[1])}
     nodes: dict[str, _Found] = {}
     for one in found:
         if ends[one.stem] is None:
-            name = _singular(one.stem)
-            nodes[one.stem if name in nodes else name] = one
+            nodes[one.stem if one.kind in nodes else one.kind] = one
     notes: list[str] = []
     edges = [
         _edge(one, columns, nodes, notes)
@@ -122,9 +129,12 @@ def _ends(one: _Found, stems: dict[str, str]) -> tuple[str, str] | None:
             columns = [one.named((f"{name}{ending}",)) for name in pair]
             if all(columns):
                 return columns[0], columns[1]
-    keyed = [c for c in one.tables.names if _owner(c) in stems and stems[_owner(c)] != one.stem]
-    own_id = one.named((*_NODE_IDS, f"{_singular(one.stem)}_id"))
-    return (keyed[0], keyed[1]) if len(keyed) == 2 and not own_id else None
+    if one.named((*_NODE_IDS, f"{one.kind}_id", f"{one.kind}id")):
+        return None
+    others = {kind for kind, stem in stems.items() if stem != one.stem}
+    keyed = [c for c in one.tables.names if _owner(c) in others or _names_ids(c)]
+    known = any(_owner(c) in others for c in keyed)
+    return (keyed[0], keyed[1]) if len(keyed) == 2 and known else None
 
 
 def _node(name: str, one: _Found, notes: list[str]) -> dict[str, Any]:
@@ -142,7 +152,8 @@ def _edge(
 ) -> dict[str, Any]:
     only = next(iter(nodes)) if len(nodes) == 1 else NODE
     owners = [_owner(column) for column in columns]
-    types = [o if o in nodes or (not nodes and o not in _GENERIC) else "" for o in owners]
+    said = [o in nodes or not nodes or _names_ids(c) for o, c in zip(owners, columns, strict=True)]
+    types = [o if s and o not in _GENERIC else "" for o, s in zip(owners, said, strict=True)]
     name, words = one.stem, re.split("[-_.]+", _bare(one.stem))
     if not all(types) and len(words) > 1:  # author_writes_paper, user-item
         ends = [_singular(words[0]), _singular(words[-1])]
@@ -201,10 +212,15 @@ def _is_integer(kind: ColumnType) -> bool:
 
 
 def _owner(column: str) -> str:
-    """The type that a column of ids names: user of user_id."""
+    """The type that a column of ids names: user of user_id and userId."""
     name = column.lower()
     ending = next((e for e in _ID_ENDINGS if e and name.endswith(e) and name != e), "")
     return _singular(name.removesuffix(ending).rstrip("_"))
+
+
+def _names_ids(column: str) -> bool:
+    """Whether a column is called user_id or userId, say."""
+    return column.lower().endswith("_id") or column.endswith("Id")
 
 
 def _stem(path: Path) -> str:

@@ -48,6 +48,22 @@ def test_users_items_and_what_they_bought(tmp_path: Path):
     assert notes == ["users: text is left out: city"]
 
 
+def test_users_that_only_ratings_name(tmp_path: Path):
+    """As MovieLens has them."""
+    folder = tmp_path / "films"
+    folder.mkdir()
+    (folder / "movies.csv").write_text("movieId,title,year\n7,Up,2009\n9,Her,2013\n")
+    (folder / "ratings.csv").write_text("userId,movieId,rating,timestamp\n3,9,4.5,17\n1,7,2.0,18\n")
+    _, found, notes = proposed(folder)
+    assert list(found) == ["movie", "user", "user ratings movie"]
+    assert found["user ratings movie"]["edges"] == [(0, 1), (1, 0)]
+    assert found["user ratings movie"]["arrays"] == {"rating": [4.5, 2.0], "time": [17, 18]}
+    assert notes == [
+        "movies: text is left out: title",
+        "type 'user' has no table: its nodes are those that edges name",
+    ]
+
+
 def test_parts_of_a_table_are_one(tmp_path: Path):
     folder = tmp_path / "parts"
     (folder / "likes").mkdir(parents=True)
@@ -65,6 +81,7 @@ def test_parts_of_a_table_are_one(tmp_path: Path):
     ("name", "header", "relation"),
     [
         ("edges", "source_id,target_id", ["node", "edges", "node"]),
+        ("musae_edges", "id_1,id_2", ["node", "musae_edges", "node"]),
         ("author_writes_paper", "src,dst", ["author", "writes", "paper"]),
         ("likes", "user,item", ["user", "likes", "item"]),
         ("likes", "user_id,item_id", ["user", "likes", "item"]),
