@@ -231,7 +231,9 @@ class SamplingOptions(DatasetOptions, total=False):
                         their names, for all relations or by relation
     edge_weights        bring the weights of the sampled edges
     edge_times          bring the times of the sampled edges
-    plan                "auto" (default), "minibatch", "hyperbatch" or "macrobatch"
+    plan                "auto" (default), "minibatch", "hyperbatch", "macrobatch", or one of
+                        subgraphs: "cluster", "saint-node", "saint-edge", "saint-walk", "shadow",
+                        "induced", "ladies", "fastgcn", or a sampler that the daemon was given
     hyperbatch          batches built together, 0: as many as fit; like `plan`, but for
                         "macrobatch", it changes no batch
     frontier            "new" (default): a hop expands newly found nodes, as in PyG; "layer": all
@@ -246,6 +248,8 @@ class SamplingOptions(DatasetOptions, total=False):
     batch_dependency    of "labor": so do batches, this many in a row (1)
     cycle               epoch e has the draws of epoch e % cycle, as packed epochs serve them again
                         (0, the default: each epoch its own)
+    subgraph            options of a plan of subgraphs, such as {"partitions": 4} of plan "cluster"
+                        (docs/samplers.md)
     temporal_strategy   with times of the seeds: "uniform" (default) draws any of the edges up to
                         the time, "last" takes the latest
     strict              with times of the seeds: take only edges before the time
@@ -273,6 +277,7 @@ class SamplingOptions(DatasetOptions, total=False):
     layer_dependency: bool
     batch_dependency: int
     cycle: int
+    subgraph: Mapping[str, int]
     temporal_strategy: Literal["uniform", "last"]
     strict: bool | None
     macro_partitions: int

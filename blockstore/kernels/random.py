@@ -107,3 +107,10 @@ def permute_range(start, stop, size, key, out):
     """out[i - start] = permute(i, size, key) for start <= i < stop; out int64."""
     for i in range(start, stop):
         out[i - start] = permute(i, size, key)
+
+
+@njit(nogil=True, cache=True)
+def draw_each(key, bound, out):
+    """out[i] = draw 0 of number i under `key`: int64, uniform in [0, bound), bound >= 1."""
+    for i in range(out.size):
+        out[i] = draw_below(key, i, 0, bound)

@@ -111,6 +111,13 @@ def _ask_for(key, keys, values):
     prefetch(values, slot)
 
 
+@inner
+def has_node(node, table, trees, i):
+    """Whether a HashTable has a node; with `trees` in tree `trees[i]`."""
+    empty = _empty(table.keys)
+    return np.uint64(table.keys[_find(_key(node, trees, i), table.keys, empty)]) != empty
+
+
 @leaf
 def enter_seeds_hash(n_id, num, table, trees=None):
     """As `enter_seeds_stamp`, into a HashTable.

@@ -7,7 +7,7 @@ import msgspec
 from loaderd.api.contents import PartitionSeeds, RelationInfo, RowArraySpec, TypeInfo
 from loaderd.api.errors import BadMessage
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 SAMPLER_VERSION = 1  # of the draws: a change of kernels that changes batches counts it up
 HEARTBEAT_S = 1.0  # between two of a daemon to a client on another host
 LEASE_S = 15.0  # without a sign of life, after which such a client, or daemon, counts as gone
@@ -65,6 +65,15 @@ class Labor(msgspec.Struct, frozen=True):
     batch_dependency: int = 1  # steps of an epoch that have their keys in common
 
 
+class Subgraph(msgspec.Struct, frozen=True):
+    """Batches are nodes that a sampler chooses, and all edges among them."""
+
+    sampler: str  # the plan that was asked for
+    options: tuple[tuple[str, int], ...]  # all of the sampler's, by name
+    partitions: int  # of the store
+    trees: bool = False  # nodes and edges are not shared between seeds
+
+
 class HomePlacement(msgspec.Struct, frozen=True):
     """The seeds of a global batch are trained by their owners, as ranks, instead of in ranges."""
 
@@ -89,7 +98,8 @@ class RowChoice(msgspec.Struct, frozen=True):
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """Semantic parameters of a plan: with (epoch, step) they fix every bit of a batch."""
 
-    family: str  # "neighbor" (of plans minibatch and hyperbatch), "macro", "partitions" or "hops"
+    # "neighbor" (of plans minibatch and hyperbatch), "macro", "partitions", "subgraph" or "hops"
+    family: str
     fingerprint: str  # of the store
     sampler: int  # SAMPLER_VERSION
     seeds: str  # "split:train", "ids:<digest>" or "all"
@@ -113,6 +123,12 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     rows: RowChoice | None = None  # if not all row arrays come
     labor: Labor | None = None  # where neighbors are drawn by LABOR; else each column by itself
     cycle: int = 0  # epoch e has the draws of epoch e % cycle; 0: its own
+    subgraph: Subgraph | None = None  # of family "subgraph"
+
+    @property
+    def has_trees(self) -> bool:
+        """Whether nodes are not shared between seeds."""
+        return self.temporal is not None or (self.subgraph is not None and self.subgraph.trees)
 
 
 class Attach(Message, frozen=True, kw_only=True, tag="attach"):
@@ -157,6 +173,7 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     rows: RowChoice | None = None  # row arrays that come; None: all.  Of any type "", relation "*"
     labor: Labor | None = None  # draw neighbors by LABOR
     cycle: int = 0  # epoch e has the draws of epoch e % cycle; 0: its own
+    subgraph: dict[str, int] = {}  # options of a plan of subgraphs, those that differ from usual
     owners: str = ""  # name of an owner map of the store: batches say who owns their nodes
     home: HomePlacement | None = None  # `owners` names who trains which seeds, as ranks
     classes: bool = False  # `TypeInfo` is to say how many the labels have
@@ -316,6 +333,7 @@ class BatchReady(Message, frozen=True, kw_only=True, tag="batch"):
     `edge_weight` float32 and `edge_time` int64 of each edge, 0 in relations without;
     `ends` uint32 where seeds are edges: the local ends of these and of their negatives; where
     edges are sampled up to a time `trees` uint32, of each node, and `times` int64, of each seed;
+    of plan "shadow", too, `trees`;
     with an owner map `owner` uint8, or uint16 for more than 256 owners, of each node; with home
     placement `seed_rank` uint16, which rank trains each seed of the global batch, in its order;
     of plan "partitions" `store_id`, of each node.

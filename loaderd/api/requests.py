@@ -16,6 +16,7 @@ MAX_BATCH = 1 << 24
 MAX_IDS = 1 << 24  # seeds given by id
 MAX_NAME = 256  # characters of a split, plan, operator or node type
 MAX_OPERATORS = 64
+MAX_OPTIONS = 64
 MAX_RELATIONS = 1 << 12
 MAX_NEGATIVES = 1 << 16  # for an edge
 MAX_POSITION = 1 << 62  # kernels count in int64
@@ -53,6 +54,9 @@ def check_attach(request: Attach) -> None:
         if len(value := getattr(request, name)) > MAX_NAME:
             raise Refused(f"{name} has {len(value)} characters, expected at most {MAX_NAME}")
     _within("number of relations in fanouts", len(request.fanouts), 0, MAX_RELATIONS)
+    _within("number of options in subgraph", len(request.subgraph), 0, MAX_OPTIONS)
+    for name in request.subgraph:
+        _within("characters of an option in subgraph", len(name), 0, MAX_NAME)
     if request.rows is not None:
         _check_choice(request.rows)
     if request.edges is not None:

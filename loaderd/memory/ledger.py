@@ -441,7 +441,7 @@ def make_sizes(manifest: Manifest, resolved: Resolved, stamp: bool, owner_bytes:
         ),
         max_blocks=max(blocks, default=1),
         row_keys=items // max(1, finest) + 1,
-        stamp=stamp,
-        trees=resolved.temporal is not None,
+        stamp=stamp and resolved.subgraph is None,  # which are looked up in a hash table
+        trees=resolved.has_trees,
         owner_bytes=owner_bytes,
     )

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from blockstore.format import Relation, edge_layout
 from blockstore.kernels.columns import BlockView, view_blocks
+from blockstore.kernels.induced import keep_columns, keep_parts
 from blockstore.kernels.links import find_ends
 from blockstore.kernels.locate import build_guide, choose_shift, hide_outside, locate_columns
 from blockstore.kernels.order import (
@@ -19,6 +20,7 @@ from blockstore.kernels.order import (
 )
 from blockstore.kernels.picks import BY_SOURCE, UNIFORM, Column, Draws
 from blockstore.kernels.records import EdgeRecord
+from blockstore.kernels.renumber import HashTable
 from blockstore.kernels.sample import (
     MultiBlockColumns,
     Picks,
@@ -139,7 +141,7 @@ class Topology:
         Raises WorkspaceFull: what was found is more than a small workspace holds; BatchFailed:
         fanout -1 finds more than there are edges; CorruptBlock, OSError.
         """
-        return sample_hops(self._draw, plan, unit, work, roots)
+        return sample_hops(self.draw, plan, unit, work, roots)
 
     def find_edges(
         self,
@@ -259,7 +261,7 @@ class Topology:
         slots[blocks] = view.slots[blocks]
         return view._replace(slots=slots)
 
-    def _draw(self, column: Column, work: Workspace) -> None:
+    def draw(self, column: Column, work: Workspace) -> None:
         """Draws of one frontier over one relation, into `work.draws` at `work.starts`."""
         num = column.nodes.size
         if num == 0:
@@ -285,6 +287,61 @@ class Topology:
             lambda marks: self._held(column.relation, np.flatnonzero(marks)),
         )
 
+    def count_edges(self, column: Column, work: Workspace) -> None:
+        """Degrees of a frontier, into its counts."""
+        index = self.relations[column.relation]
+        column.counts[:] = 0
+        if column.nodes.size and index.num_blocks:
+            self.locate(column, work.blocks)
+            self._count(column, index, work)
+
+    def _count(self, column: Column, index: RelationIndex, work: Workspace) -> None:
+        for order, low, high in self._groups(column, index, work):
+            column_degrees(index.view, column, work.blocks, order, low, high)
+
+    def keep(
+        self, column: Column, work: Workspace, table: HashTable, trees: NDArray[np.uint32] | None
+    ) -> None:
+        """All edges of a frontier from nodes of a table, into `work.draws` at `work.starts`.
+
+        trees   of the frontier's nodes, where a node is another one in each tree
+
+        Raises WorkspaceFull: there are more than `work.draws` has room for.
+        """
+        num, index = column.nodes.size, self.relations[column.relation]
+        column.counts[:] = 0
+        if num == 0 or index.num_blocks == 0:
+            return
+        self.locate(column, work.blocks)
+        draws = self.draws(
+            column, work.starts, work.draws, work.starts, work.record_draws, work.record
+        )
+        degrees, blocks, view = work.multi_block_degrees, work.blocks, index.view
+        degrees[:num] = used = 0
+        for order, low, high in self._groups(column, index, work):
+            used = keep_columns(
+                view, column, blocks, order, low, high, table, trees, draws, degrees, used
+            )
+            if used < 0:
+                raise WorkspaceFull
+        # columns over several blocks: all their parts, in the order of the blocks
+        long = np.flatnonzero(degrees[:num])
+        long = long[np.argsort(blocks[long], kind="stable")]
+        counts = -(-degrees[long] // view.capacity)
+        part = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        parts = np.stack([np.repeat(long, counts), part], axis=1)
+        share = self.residency.worker_blocks
+        for i in range(0, len(parts), share):
+            own = parts[i : i + share]
+            needed = np.unique(blocks[own[:, 0]] + own[:, 1])
+            held = self.residency.hold(column.relation, needed, account=Account.WORKER)
+            try:
+                used = keep_parts(view, column, blocks, own, degrees, table, trees, draws, used)
+            finally:
+                self.residency.drop(held)
+            if used < 0:
+                raise WorkspaceFull
+
     def _place(self, column: Column, index: RelationIndex, work: Workspace) -> None:
         """Room for every column in `draws`.
 
@@ -297,8 +354,7 @@ class Topology:
             return
         if rule.replace:
             raise WorkspaceFull
-        for order, low, high in self._groups(column, index, work):
-            column_degrees(index.view, column, work.blocks, order, low, high)
+        self._count(column, index, work)
         if rule.fanout >= 0:
             np.minimum(column.counts, rule.fanout, out=column.counts)
         total = prefix_starts(column.counts, num, work.starts)

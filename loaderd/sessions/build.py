@@ -136,7 +136,7 @@ class Builder:
         item, resolved = self._original.itemsize, spec.plan.resolved
         sizes = [item * structure.num_nodes, 8 * structure.num_seeds, 4 * structure.num_edges]
         sizes.append(4 * structure.num_ends)
-        if resolved.temporal is not None:
+        if resolved.has_trees:
             sizes += [4 * structure.num_nodes, 8 * structure.num_seeds]
         for frontier, edges in zip(structure.frontiers, structure.edges_per_hop, strict=True):
             sizes += [4 * frontier] * len(edges)
@@ -248,7 +248,8 @@ class Builder:
                 named.append((name, written_section(arrays.edge_ids, spec.record, own)))
         if structure.num_ends:
             named.append(("ends", arrays.ends))
-        if resolved.temporal is not None:
+        if resolved.has_trees:
             named.append(("trees", arrays.trees))
+        if resolved.temporal is not None:
             named.append(("times", arrays.times))
         return named

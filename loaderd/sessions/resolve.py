@@ -16,6 +16,7 @@ from loaderd.api.protocol import (
     Resolved,
     RowChoice,
     SeedEdges,
+    Subgraph,
     Temporal,
 )
 from loaderd.api.requests import check_global_batch
@@ -26,6 +27,8 @@ from loaderd.plans.macrobatch import MacrobatchPlan
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
 from loaderd.plans.partitions import PartitionPlan
 from loaderd.plans.roots import num_ends
+from loaderd.plans.samplers import SAMPLERS
+from loaderd.plans.subgraph import SubgraphPlan, option_values
 
 MAX_TREES = (1 << 64 - NODE_BITS) - 1
 NEGATIVES = ("none", "binary", "triplet")
@@ -34,6 +37,7 @@ FRONTIERS = ("new", "layer")  # a hop expands newly found nodes, or all found so
 MAX_HOPS = 16
 _FAMILIES = {MacrobatchPlan.name: "macro", PartitionPlan.name: "partitions"}  # of macro-batches
 MAX_FANOUT = 1 << 16
+WHOLE_COLUMNS = ((-1,),)  # fanouts of samplers that begin at no seeds
 
 
 def seed_type(manifest: Manifest, request: Attach) -> NodeType:
@@ -81,7 +85,10 @@ def resolve_fanouts(request: Attach, relations: Sequence[Relation]) -> tuple[tup
 
 def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int) -> Resolved:
     """The semantic parameters of a session, fixed at its first attach.  Raises Refused."""
-    fanouts = resolve_fanouts(request, manifest.relations)
+    if request.plan in SAMPLERS and not SAMPLERS[request.plan].rooted:
+        fanouts: tuple[tuple[int, ...], ...] = WHOLE_COLUMNS
+    else:
+        fanouts = resolve_fanouts(request, manifest.relations)
     if num_seeds < 1:
         raise Refused(f"seeds {seeds_name!r}: there are none")
     check_global_batch(request)
@@ -116,15 +123,17 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
     edges = _resolve_edges(manifest, request)
     temporal = _resolve_temporal(manifest, request, fanouts)
     macro = _resolve_macro(manifest, request) if request.plan in _FAMILIES else None
+    subgraph = _resolve_subgraph(manifest, request)
+    family = _FAMILIES.get(request.plan, "neighbor")
     return Resolved(
-        family=_FAMILIES.get(request.plan, "neighbor"),
+        family=family if subgraph is None else "subgraph",
         fingerprint=manifest.fingerprint,
         sampler=SAMPLER_VERSION,
         seeds=seeds_name,
         seed_type=seed_type(manifest, request).name if edges is None else "",
         num_seeds=num_seeds,
         fanouts=fanouts,
-        frontier=request.frontier,
+        frontier=request.frontier if subgraph is None else "layer",
         replace=request.replace,
         weighted=request.weighted,
         batch_size=request.batch_size,
@@ -140,7 +149,39 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
         rows=resolve_rows(manifest, request),
         labor=request.labor,
         cycle=request.cycle,
+        subgraph=subgraph,
     )
+
+
+def _resolve_subgraph(manifest: Manifest, request: Attach) -> Subgraph | None:
+    """The sampler of a plan of subgraphs, and its options; None: another plan.  Raises Refused."""
+    sampler = SAMPLERS.get(request.plan)
+    if sampler is None:
+        if request.subgraph:
+            raise Refused(
+                f"subgraph: found plan {request.plan!r}, expected one of {', '.join(SAMPLERS)}; "
+                "leave subgraph out"
+            )
+        return None
+    for found, is_so in (
+        ("a store of several node types or relations",
+         max(len(manifest.types), len(manifest.relations)) > 1),
+        ("edges as seeds", request.edges is not None),
+        ("times of the seeds", request.temporal is not None),
+        ("replace, weighted or labor",
+         request.replace or request.weighted or request.labor is not None),
+        (f"owners {request.owners!r}", bool(request.owners)),
+        (f"reuse {request.reuse}", request.reuse != 1),
+    ):  # fmt: skip
+        if is_so:
+            raise Refused(
+                f"plan {request.plan!r}: found {found}, expected nodes as seeds in a store of one "
+                "type and relation, and a plain epoch; take plan 'auto' for what it does not do"
+            )
+    if sampler.trees:
+        _check_trees(manifest, request.batch_size)
+    options = option_values(sampler.of(request.subgraph))
+    return Subgraph(request.plan, options, manifest.types[0].num_partitions, sampler.trees)
 
 
 def _check_edge_features(manifest: Manifest) -> None:
@@ -269,12 +310,18 @@ def _resolve_temporal(
             "expected 'none' (and strict, for edges with times of their own)"
         )
     trees = num_ends(edges, request.batch_size) if edges is not None else request.batch_size
+    _check_trees(manifest, trees)
+    return temporal
+
+
+def _check_trees(manifest: Manifest, trees: int) -> None:
+    """Raises Refused: nodes of so many trees cannot be told apart."""
     if trees >= MAX_TREES or manifest.num_nodes > 1 << NODE_BITS:
         raise Refused(
-            f"temporal sampling: {trees} trees a batch and {manifest.num_nodes} nodes, expected "
-            f"fewer than {MAX_TREES} and at most 2^{NODE_BITS}; ask for a smaller batch_size"
+            f"nodes that seeds do not share: {trees} trees a batch and {manifest.num_nodes} nodes, "
+            f"expected fewer than {MAX_TREES} and at most 2^{NODE_BITS}; ask for a smaller "
+            "batch_size"
         )
-    return temporal
 
 
 def _relation_name(relation: Relation) -> str:
@@ -357,5 +404,8 @@ def asked_part(request: Attach) -> Part:
 def make_plan(manifest: Manifest, resolved: Resolved, part: Part, name: str) -> MinibatchPlan:
     """The plan of this name that serves these parameters; `auto`: the one for what is in memory."""
     bounds = GraphBounds(manifest.num_nodes, tuple(r.num_edges for r in manifest.relations))
+    if resolved.subgraph is not None:
+        sampler = SAMPLERS[resolved.subgraph.sampler].of(dict(resolved.subgraph.options))
+        return SubgraphPlan(resolved, part, bounds, sampler)
     plans = {p.name: p for p in (MinibatchPlan, HyperbatchPlan, MacrobatchPlan, PartitionPlan)}
     return plans.get(name, MinibatchPlan)(resolved, part, bounds)

@@ -1,0 +1,205 @@
+"""Plans of subgraphs: a sampler chooses nodes, a batch has all edges of the graph among them.
+
+A sampler is a pure function: of keyed draws, of what the graph answers, and of the nodes that are
+there already.  Whether it begins at the seeds of a step (`rooted`), or each step is a draw of its
+own whose seeds are those that it happens to choose, is all that the plan needs to know of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import ClassVar, NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.kernels.random import draw_each, make_key, permute_range
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Resolved
+from loaderd.plans.base import EVERY_RANK, Part, Shape, Unit
+from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
+
+_CHOICES = 3 << 60  # of keys, in place of a relation: no other draw has it
+_UNUSUAL = 8  # edges of a subgraph, at most, for each that its nodes have on average
+_FEW = 8  # neighbors of a node, if there are fewer on average
+MOST_OPTION = 1 << 40
+WALKERS = 64  # at one node, whose neighbors are drawn under one key
+NO_TREES = np.empty(0, np.int64)
+
+
+class KeyedDraws(NamedTuple):
+    """Random numbers of one hop of one subgraph: equal wherever and whenever they are drawn."""
+
+    seed: int
+    epoch: int
+    number: int  # of the subgraph in the epoch, of all ranks
+    total: int  # subgraphs of an epoch, of all ranks
+    hop: int  # of a layered sampler; else 0
+    shuffle: bool
+    fanouts: tuple[int, ...]  # that the client asked for, hop by hop
+
+    def key(self, what: int = 0) -> int:
+        """A key for one kind of draws, uint64: another for each `what` from 0 on."""
+        return make_key(self.seed, self.epoch, self.number, self.hop, _CHOICES + what)
+
+    def below(self, bound: int, count: int, what: int = 0) -> NDArray[np.int64]:
+        """`count` independent numbers, uniform in [0, bound); bound >= 1."""
+        out = np.empty(count, np.int64)
+        draw_each(np.uint64(self.key(what)), bound, out)
+        return out
+
+    def epoch_order(self, size: int) -> NDArray[np.int64]:
+        """The numbers below `size`, in an order of the epoch if it is shuffled."""
+        order = np.arange(size)
+        if self.shuffle:
+            key = make_key(self.seed, self.epoch, 0, 0, 2 * _CHOICES)
+            permute_range(0, size, size, np.uint64(key), order)
+        return order
+
+
+class GraphAnswers(Protocol):
+    """What a sampler may ask of the graph; nodes are store ids, neighbors sources of in-edges.
+
+    Answers are read through the daemon's block reader, and depend on the arguments alone.
+    """
+
+    num_nodes: int
+    num_edges: int
+    offsets: NDArray[np.int64]  # (partitions + 1,) first node of each, then the end; (0,): none
+
+    def edges(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(sources, targets) of edges by their place, each in [0, num_edges)."""
+
+    def degrees(self, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """In-edges of each node."""
+
+    def neighbors(
+        self, nodes: NDArray[np.int64], fanout: int, key: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(counts, neighbors): min(degree, fanout) of each node, drawn without replacement.
+
+        fanout  1 or more; where a node is given twice, its draws are the same
+        """
+
+    def walk(self, nodes: NDArray[np.int64], key: int) -> NDArray[np.int64]:
+        """A neighbor of each node, all drawn independently; the node itself where it has none."""
+
+
+class Facts(NamedTuple):
+    """What bounds the work of a sampler."""
+
+    num_nodes: int
+    num_edges: int
+    seeds: int  # of one rank's step, at most; if the sampler is not rooted, of the session
+    fanouts: tuple[int, ...]
+    num_partitions: int
+    part_nodes: tuple[int, ...] = ()  # of each partition; (): not known yet
+    part_edges: tuple[int, ...] = ()  # in-edges of its nodes, at most; likewise
+
+
+class Chosen(NamedTuple):
+    """Nodes of a subgraph, store ids in any order, repeated or not; the roots need not be there."""
+
+    nodes: NDArray[np.int64]
+    trees: NDArray[np.int64] = NO_TREES  # place of its root, of a sampler with `trees`
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Chooses nodes.  Fields of a subclass are its options: integers, each with a default."""
+
+    name: ClassVar[str]  # of the plan that clients ask for
+    rooted: ClassVar[bool] = False  # a subgraph begins at the seeds of its step
+    trees: ClassVar[bool] = False  # of rooted ones: each root has nodes and edges of its own
+    # of rooted ones: each hop adds nodes, and edges from all nodes to those before it
+    layered: ClassVar[bool] = False
+    max_edges: int = 0  # of a subgraph, for the memory that it takes; 0: as `most_edges` says
+
+    @classmethod
+    def of(cls, options: Mapping[str, int]) -> Self:
+        """Raises Refused: there is no such option, or its value is out of range."""
+        names = [f.name for f in fields(cls)]
+        for name, value in options.items():
+            if name not in names:
+                raise Refused(
+                    f"plan {cls.name!r}: found the option {name!r}, expected some of "
+                    f"{', '.join(names)}"
+                )
+            if not 0 <= value <= MOST_OPTION:
+                raise Refused(f"plan {cls.name!r}: {name} is {value}, expected 0 to {MOST_OPTION}")
+        return cls(**options)
+
+    def check(self, facts: Facts) -> None:
+        """Raises Refused: the store, or the options, are not such that it can choose."""
+
+    def steps(self, facts: Facts) -> int:
+        """Subgraphs of an epoch, of all ranks together; not asked of rooted samplers."""
+        raise NotImplementedError
+
+    def most_nodes(self, facts: Facts) -> int:
+        """Nodes of a subgraph, with its roots, at most."""
+        raise NotImplementedError
+
+    def most_edges(self, facts: Facts) -> int:
+        """Edges of a subgraph for which there is memory: a batch with more of them fails."""
+        average = max(_FEW, -(-facts.num_edges // max(1, facts.num_nodes)))
+        most = _UNUSUAL * average * self.most_nodes(facts)
+        return most if self.trees else min(most, facts.num_edges)
+
+    def choose(self, draws: KeyedDraws, graph: GraphAnswers, nodes: NDArray[np.int64]) -> Chosen:
+        """The nodes of a subgraph, or, if layered, those that a hop adds.
+
+        nodes  of a rooted sampler those that are there already: its roots, in their order, or, if
+               layered, all that hops before have added, too; else none
+        """
+        raise NotImplementedError
+
+
+class SubgraphPlan(MinibatchPlan):
+    """Steps of a sampler; rooted ones share the seeds of an epoch as minibatches do."""
+
+    def __init__(
+        self, resolved: Resolved, part: Part, bounds: GraphBounds, sampler: Sampler,
+        part_nodes: tuple[int, ...] = (), part_edges: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        """`part_nodes`, `part_edges`: as of `Facts`.  Raises Refused."""
+        super().__init__(resolved, part, bounds)
+        assert resolved.subgraph is not None
+        self.name, self.sampler = sampler.name, sampler
+        seeds = super()._most_seeds() if sampler.rooted else resolved.num_seeds
+        self._facts = Facts(
+            bounds.num_nodes, sum(bounds.num_edges), seeds,
+            tuple(row[0] for row in resolved.fanouts), resolved.subgraph.partitions,
+            part_nodes, part_edges,
+        )  # fmt: skip
+        sampler.check(self._facts)
+        if not sampler.rooted:
+            self._num_steps = -(-sampler.steps(self._facts) // part.world_size)
+
+    def sized(self, part_nodes: tuple[int, ...], part_edges: tuple[int, ...]) -> "SubgraphPlan":
+        """The plan, once the partitions of the store are known."""
+        bounds, sampler = self._bounds, self.sampler
+        return SubgraphPlan(self.resolved, self.part, bounds, sampler, part_nodes, part_edges)
+
+    def unit(self, epoch: int, step: int) -> Unit:
+        return super().unit(epoch, step) if self.sampler.rooted else Unit(epoch, step, 0, 0)
+
+    def draws(self, unit: Unit, hop: int) -> KeyedDraws:
+        """Those of a unit."""
+        part, r, number = self.part, self.resolved, unit.step
+        if part.rank != EVERY_RANK:
+            number = number * part.world_size + part.rank
+        total = self._num_steps * part.world_size
+        epoch = unit.epoch % r.cycle if r.cycle else unit.epoch
+        return KeyedDraws(r.seed, epoch, number, total, hop, r.shuffle, self._facts.fanouts)
+
+    def shape(self) -> Shape:
+        facts, sampler = self._facts, self.sampler
+        nodes = max(1, sampler.most_nodes(facts))
+        edges = max(sampler.max_edges or sampler.most_edges(facts), nodes, WALKERS, *facts.fanouts)
+        hops = len(facts.fanouts) if sampler.layered else 1
+        return Shape(min(facts.seeds, nodes), (nodes,) * hops, ((edges,),) * hops, nodes)
+
+
+def option_values(sampler: Sampler) -> tuple[tuple[str, int], ...]:
+    """All options with their values, in the order of their names."""
+    return tuple(sorted((f.name, getattr(sampler, f.name)) for f in fields(sampler)))

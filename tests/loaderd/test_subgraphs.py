@@ -1,0 +1,161 @@
+"""Plans of subgraphs end to end against plain Python, for any memory, threads, ranks, restarts."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from clients.torch import NeighborDataset
+from loaderd.api.errors import BatchFailed, Refused
+from loaderd.plans.samplers import SAMPLERS
+from tests.daemons import daemon
+from tests.differences import At, same_batch
+from tests.graphs import OFFSETS, Csc, spread_csc
+from tests.reference import make_epoch_key, permute
+from tests.sampler_reference import TWINS, Step, induce
+from tests.stores import write_store
+
+SEED, BATCH, EPOCH = 3, 40, 2
+SEEDS = [*range(0, 400, 3), 17, 5]
+BUDGETS = (("3M", 1), ("8M", 4), ("64M", 2))
+OPTIONS: dict[str, dict[str, int]] = {
+    "cluster": {"partitions": 2},
+    "saint-node": {"budget": 60, "num_steps": 4},
+    "saint-edge": {"budget": 30, "num_steps": 3},
+    "saint-walk": {"roots": 300, "length": 3, "num_steps": 3},
+}
+FANOUTS = {"shadow": (4, 3), "induced": (4, 3), "ladies": (30, 20), "fastgcn": (60, 40)}
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory) -> tuple[Csc, Path]:
+    """Columns from none to several blocks of 4 KiB, self-loops and parallel edges, partitions."""
+    csc, weights = spread_csc(np.random.default_rng(1))
+    store = tmp_path_factory.mktemp("subgraphs") / "store"
+    write_store(store, csc, SEEDS, weights=weights, offsets=OFFSETS)
+    return csc, store
+
+
+@pytest.fixture(scope="module", params=BUDGETS, ids=[mem for mem, _ in BUDGETS])
+def endpoint(request, graph):
+    """Daemons with little memory, with more, and with room for all."""
+    with daemon(graph[1], *request.param) as endpoint:
+        yield endpoint
+
+
+def dataset(endpoint: str, plan: str, **more: Any) -> NeighborDataset:
+    asked: dict[str, Any] = {"batch_size": BATCH, "seed": SEED, "plan": plan, "return_e_id": True}
+    asked |= {"subgraph": OPTIONS.get(plan, {}), "num_neighbors": FANOUTS.get(plan, (5,))}
+    return NeighborDataset(endpoint, **(asked | more))
+
+
+def expected_step(csc: Csc, plan: str, step: int, total: int, rank: int = 0, world: int = 1) -> Any:
+    """(places of the seeds, batch) that the naive twin makes."""
+    sampler, choose = SAMPLERS[plan], TWINS[plan]
+    at = Step(
+        csc.indptr, csc.indices, OFFSETS, FANOUTS.get(plan, ()), SEED, EPOCH,
+        step * world + rank, total * world,
+    )  # fmt: skip
+    options = OPTIONS.get(plan, {})
+    if sampler.rooted:
+        key, low = make_epoch_key(SEED, EPOCH), step * BATCH
+        size = min(len(SEEDS), low + BATCH) - low
+        own = range(low + size * rank // world, low + size * (rank + 1) // world)
+        places = [permute(i, len(SEEDS), key) for i in own]
+    else:
+        nodes = sorted({int(node) for node in choose(at, [], 0, **options)})
+        places = [SEEDS.index(node) for node in nodes if node in SEEDS]
+    batch = induce(
+        at,
+        [SEEDS[place] for place in places],
+        lambda known, hop: choose(at, known, hop, **options),
+        sampler.trees,
+        len(FANOUTS[plan]) if sampler.layered else 0,
+    )
+    return places, batch
+
+
+class SamplerConformance:
+    """What holds of every sampler."""
+
+    plan: ClassVar[str]
+
+    def check_epoch(self, csc: Csc, endpoint: str, rank: int = 0, world: int = 1) -> None:
+        data = dataset(endpoint, self.plan, rank=rank, world_size=world, edge_weights=True)
+        data.set_epoch(EPOCH)
+        batches = list(data)
+        assert len(batches) == len(data) > 0
+        data.close()
+        for batch in batches:
+            at = At(EPOCH, batch.step)
+            places, expected = expected_step(csc, self.plan, batch.step, len(data), rank, world)
+            at.same("input_id", batch.input_id, places)
+            assert batch.batch_size == len(places)
+            same_batch(at, batch, expected, csc.edge_ids)
+            if SAMPLERS[self.plan].trees:
+                at.same("batch", batch.batch, expected.trees, expected.n_id)
+            else:
+                assert batch.batch is None
+
+    def test_batches_are_those_of_the_twin(self, graph, endpoint):
+        self.check_epoch(graph[0], endpoint)
+
+    def test_ranks_have_batches_of_their_own(self, graph, endpoint):
+        for rank in range(2):
+            self.check_epoch(graph[0], endpoint, rank, 2)
+
+    def test_a_run_left_anywhere_goes_on_as_if_it_had_not_been(self, endpoint):
+        data = dataset(endpoint, self.plan)
+        whole = [batch.edge_index.tolist() for batch in data]
+        data.set_epoch(0)
+        it = iter(data)
+        next(it)
+        again = dataset(endpoint, self.plan)
+        again.load_state_dict(data.state_dict())
+        assert [batch.edge_index.tolist() for batch in again] == whole[1:]
+        again.close()
+        data.close()
+
+
+class TestCluster(SamplerConformance):
+    plan = "cluster"
+
+    def test_each_node_comes_once_in_an_epoch(self, endpoint):
+        data = dataset(endpoint, self.plan)
+        for _ in range(2):
+            assert sorted(n for batch in data for n in batch.n_id.tolist()) == list(range(400))
+        data.close()
+
+
+class TestSaintNode(SamplerConformance):
+    plan = "saint-node"
+
+
+class TestSaintEdge(SamplerConformance):
+    plan = "saint-edge"
+
+
+class TestSaintWalk(SamplerConformance):
+    plan = "saint-walk"
+
+
+class TestShadow(SamplerConformance):
+    plan = "shadow"
+
+
+class TestInduced(SamplerConformance):
+    plan = "induced"
+
+
+class TestLadies(SamplerConformance):
+    plan = "ladies"
+
+
+class TestFastGcn(SamplerConformance):
+    plan = "fastgcn"
+
+
+def test_every_sampler_conforms():
+    tested = {found.plan for found in SamplerConformance.__subclasses__()}
+    assert tested == set(SAMPLERS) == set(TWINS)
