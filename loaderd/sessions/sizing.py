@@ -51,6 +51,9 @@ from loaderd.sessions.seeds import (
 )
 
 SMALLER = "a smaller batch_size or smaller fanouts"
+FEWER_EDGES = (
+    "smaller subgraphs, or, if they never have as many edges, subgraph={'max_edges': what they have}"
+)
 _ROOMY = 512  # slots: sessions of hyperbatches have a cache then
 
 
@@ -143,7 +146,7 @@ def check_possible(
             check_mask(seed_type(manifest, request), request.mask_size)
     least = slots + least_slots(manifest, request, resolved, budget.slot_bytes)
     if least > most:
-        _refuse(settings, budget, least, most, SMALLER)
+        _refuse(settings, budget, least, most, FEWER_EDGES if resolved.subgraph else SMALLER)
 
 
 def ask(

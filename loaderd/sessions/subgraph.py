@@ -17,6 +17,7 @@ from loaderd.sessions.minimum import least_slots
 from loaderd.sessions.sampled import SampledSession
 from loaderd.sessions.session import BatchInProgress
 from loaderd.sessions.sizing import (
+    FEWER_EDGES,
     BatchMemory,
     ask,
     check_possible,
@@ -27,9 +28,6 @@ from loaderd.sessions.sizing import (
     take_memory,
     take_seeds,
 )
-
-LESS = "a smaller batch_size, or subgraph={'max_edges': ...} below what it has room for"
-
 
 class SubgraphSession(SampledSession):
     """Batches of the nodes that a sampler chooses."""
@@ -85,7 +83,7 @@ def open_subgraphs(
         asked = asked._replace(plan=plan)
     rooted = plan.sampler.rooted
     places = 0 if rooted else -(-8 * plan.resolved.num_seeds // resources.budget.slot_bytes)
-    need, sizes, available = fit(resources, asked, places, LESS)
+    need, sizes, available = fit(resources, asked, places, FEWER_EDGES)
     settings, row_blocks = resources.settings, resources.budget.row_blocks
     cut = cut_session(need, available, row_blocks, settings, asked.window(settings))
     with explained_shortage(resources, need.least + places), resources.allocation() as allocation:
