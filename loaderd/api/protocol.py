@@ -69,7 +69,8 @@ class Subgraph(msgspec.Struct, frozen=True):
     """Batches are nodes that a sampler chooses, and all edges among them."""
 
     sampler: str  # the plan that was asked for
-    options: tuple[tuple[str, int], ...]  # all of the sampler's, by name
+    options: tuple[str, ...]  # all of the sampler's, in order of their names
+    values: tuple[int, ...]  # of each
     partitions: int  # of the store
     trees: bool = False  # nodes and edges are not shared between seeds
 

@@ -114,6 +114,7 @@ def serve(
         stack.enter_context(
             logging_to_stderr(monitoring.log_format.value, monitoring.log_level.value)
         )
+        resources.load_samplers()
         use_child(functools.partial(tell, log, logging.INFO))  # before any kernel runs
         address, mem_bytes = parse_endpoint(endpoint), resources.settings().mem_bytes
         if (buckets := objects.stores(store, mem_bytes)) is not None:

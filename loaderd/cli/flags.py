@@ -17,6 +17,7 @@ from loaderd.api.peers import WAIT_S, PeerAddresses, read_peers
 from loaderd.api.protocol import Attach, Labor
 from loaderd.api.tcp import parse_tcp
 from loaderd.memory.ledger import EngineSettings
+from loaderd.plans.samplers import load_sampler
 from loaderd.server.daemon import Access
 from loaderd.server.owners import Admission, UserLimits, group_id
 from loaderd.server.registry import MAX_SESSIONS
@@ -83,9 +84,17 @@ class ServeResources(DaemonResources):
     while_used: Path | None = _serve(
         "WHILE_USED", None, "end when no other process holds a lock (flock) on this file"
     )
+    samplers: str = _serve(
+        "SAMPLERS", "", "of your own, of subgraphs: MODULE:CLASS, or several with commas"
+    )
     dry_run: bool = flag(
         False, "print where the memory would go, and exit", "--dry-run", envvar="LOADERD_DRY_RUN"
     )
+
+    def load_samplers(self) -> None:
+        """Import what is named.  Raises ValueError: there is no such sampler."""
+        for place in filter(None, self.samplers.split(",")):
+            load_sampler(place)
 
     def settings(self) -> EngineSettings:
         reserved = parse_bytes(self.reserve) if self.reserve else 0

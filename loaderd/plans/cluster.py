@@ -17,7 +17,7 @@ class Cluster(Sampler):
     """An epoch deals all partitions out in a keyed order, each into one batch."""
 
     name = "cluster"
-    partitions: int = 1  # of a batch; fewer where they do not come out even
+    partitions: int = 1  # of a batch; others where they do not come out even
 
     def check(self, facts: Facts) -> None:
         if not facts.num_partitions or self.partitions < 1:
@@ -28,7 +28,14 @@ class Cluster(Sampler):
             )
 
     def steps(self, facts: Facts) -> int:
-        return -(-facts.num_partitions // self.partitions)
+        world = facts.world_size
+        if facts.num_partitions < world:
+            raise Refused(
+                f"plan 'cluster': {facts.num_partitions} partitions cannot be dealt out to {world} "
+                "ranks; take fewer ranks, or a store of more partitions"
+            )
+        rounds = -(-facts.num_partitions // (self.partitions * world))
+        return min(rounds, facts.num_partitions // world) * world
 
     def most_nodes(self, facts: Facts) -> int:
         return self._most(facts, facts.part_nodes, facts.num_nodes)
@@ -38,9 +45,10 @@ class Cluster(Sampler):
 
     def _most(self, facts: Facts, sizes: tuple[int, ...], total: int) -> int:
         """Of the largest partitions; until they are known, the least that these can have."""
+        together = -(-facts.num_partitions // self.steps(facts))
         if sizes:
-            return sum(sorted(sizes)[-self.partitions :])
-        return total * min(self.partitions, facts.num_partitions) // facts.num_partitions
+            return sum(sorted(sizes)[-together:])
+        return total * together // facts.num_partitions
 
     def choose(self, draws: KeyedDraws, graph: GraphAnswers, nodes: NDArray[np.int64]) -> Chosen:
         count, i = graph.offsets.size - 1, draws.number

@@ -91,6 +91,7 @@ class Facts(NamedTuple):
     num_edges: int
     seeds: int  # of one rank's step, at most; if the sampler is not rooted, of the session
     fanouts: tuple[int, ...]
+    world_size: int
     num_partitions: int
     part_nodes: tuple[int, ...] = ()  # of each partition; (): not known yet
     part_edges: tuple[int, ...] = ()  # in-edges of its nodes, at most; likewise
@@ -168,8 +169,8 @@ class SubgraphPlan(MinibatchPlan):
         seeds = super()._most_seeds() if sampler.rooted else resolved.num_seeds
         self._facts = Facts(
             bounds.num_nodes, sum(bounds.num_edges), seeds,
-            tuple(row[0] for row in resolved.fanouts), resolved.subgraph.partitions,
-            part_nodes, part_edges,
+            tuple(row[0] for row in resolved.fanouts), part.world_size,
+            resolved.subgraph.partitions, part_nodes, part_edges,
         )  # fmt: skip
         sampler.check(self._facts)
         if not sampler.rooted:
@@ -200,6 +201,6 @@ class SubgraphPlan(MinibatchPlan):
         return Shape(min(facts.seeds, nodes), (nodes,) * hops, ((edges,),) * hops, nodes)
 
 
-def option_values(sampler: Sampler) -> tuple[tuple[str, int], ...]:
-    """All options with their values, in the order of their names."""
-    return tuple(sorted((f.name, getattr(sampler, f.name)) for f in fields(sampler)))
+def option_values(sampler: Sampler) -> dict[str, int]:
+    """All options with their values, in order of their names."""
+    return {name: getattr(sampler, name) for name in sorted(f.name for f in fields(sampler))}

@@ -181,7 +181,10 @@ def _resolve_subgraph(manifest: Manifest, request: Attach) -> Subgraph | None:
     if sampler.trees:
         _check_trees(manifest, request.batch_size)
     options = option_values(sampler.of(request.subgraph))
-    return Subgraph(request.plan, options, manifest.types[0].num_partitions, sampler.trees)
+    return Subgraph(
+        request.plan, tuple(options), tuple(options.values()), manifest.types[0].num_partitions,
+        sampler.trees,
+    )  # fmt: skip
 
 
 def _check_edge_features(manifest: Manifest) -> None:
@@ -405,7 +408,8 @@ def make_plan(manifest: Manifest, resolved: Resolved, part: Part, name: str) -> 
     """The plan of this name that serves these parameters; `auto`: the one for what is in memory."""
     bounds = GraphBounds(manifest.num_nodes, tuple(r.num_edges for r in manifest.relations))
     if resolved.subgraph is not None:
-        sampler = SAMPLERS[resolved.subgraph.sampler].of(dict(resolved.subgraph.options))
-        return SubgraphPlan(resolved, part, bounds, sampler)
+        asked = resolved.subgraph
+        options = dict(zip(asked.options, asked.values, strict=True))
+        return SubgraphPlan(resolved, part, bounds, SAMPLERS[asked.sampler].of(options))
     plans = {p.name: p for p in (MinibatchPlan, HyperbatchPlan, MacrobatchPlan, PartitionPlan)}
     return plans.get(name, MinibatchPlan)(resolved, part, bounds)

@@ -51,9 +51,7 @@ from loaderd.sessions.seeds import (
 )
 
 SMALLER = "a smaller batch_size or smaller fanouts"
-FEWER_EDGES = (
-    "smaller subgraphs, or, if they never have as many edges, subgraph={'max_edges': what they have}"
-)
+FEWER_EDGES = "smaller subgraphs, or subgraph={'max_edges': fewer}, if they have fewer"
 _ROOMY = 512  # slots: sessions of hyperbatches have a cache then
 
 

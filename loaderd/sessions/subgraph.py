@@ -29,6 +29,7 @@ from loaderd.sessions.sizing import (
     take_seeds,
 )
 
+
 class SubgraphSession(SampledSession):
     """Batches of the nodes that a sampler chooses."""
 

@@ -1,5 +1,6 @@
 """Plans of subgraphs end to end against plain Python, for any memory, threads, ranks, restarts."""
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,10 +10,10 @@ import pytest
 from clients.torch import NeighborDataset
 from loaderd.api.errors import BatchFailed, Refused
 from loaderd.plans.samplers import SAMPLERS
-from tests.daemons import daemon
+from tests.daemons import ROOT, daemon
 from tests.differences import At, flat, same_batch
 from tests.graphs import OFFSETS, Csc, spread_csc
-from tests.reference import make_epoch_key, permute
+from tests.reference import make_epoch_key, permute, sample_edges
 from tests.sampler_reference import TWINS, Step, induce
 from tests.stores import write_store
 
@@ -157,6 +158,84 @@ class TestLadies(SamplerConformance):
 
 class TestFastGcn(SamplerConformance):
     plan = "fastgcn"
+
+
+def snippets() -> list[str]:
+    """Of docs/samplers.md."""
+    text = (ROOT / "docs" / "samplers.md").read_text()
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_documents_sampler_is_served_by_a_daemon(graph, tmp_path, monkeypatch):
+    """A user's own class, in a module of its own, against its twin for each budget."""
+    (tmp_path / "my_samplers.py").write_text(snippets()[-1])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    csc, _, store = graph
+    found = []
+    for mem, workers in BUDGETS:
+        with daemon(store, mem, workers, "--samplers", "my_samplers:Stars") as own:
+            data = dataset(own, "stars", subgraph={"centers": 30, "leaves": 3})
+            data.set_epoch(EPOCH)
+            found.append(list(data))
+            data.close()
+    for step, batches in enumerate(zip(*found, strict=True)):
+        at = Step(csc.indptr, csc.indices, OFFSETS, (), SEED, EPOCH, step, 14)
+        centers = at.below(400, 30)
+        edges = [e for v in centers for e in sample_edges(csc.indptr, v, 3, at.key(1))]
+        nodes = {*centers, *(int(csc.indices[e]) for e in edges)}
+        roots = [node for node in sorted(nodes) if node in SEEDS]
+        expected = induce(at, roots, lambda known, hop, nodes=nodes: nodes, False, 0)
+        for batch in batches:
+            same_batch(At(EPOCH, step), batch, expected, np.arange(csc.indices.size))
+    assert step == 13
+    broken = "my_samplers:Sun", "no_such_module:Stars", "my_samplers"
+    for place in broken:
+        with (
+            pytest.raises(AssertionError, match="expected MODULE:CLASS"),
+            daemon(store, "8M", 1, "--samplers", place),
+        ):
+            pass
+
+
+def test_the_documents_norms_of_saint_are_what_was_counted(graph, endpoint):
+    norms: dict[str, Any] = {"endpoint": endpoint}
+    exec(snippets()[1], norms)
+    data = dataset(endpoint, "saint-walk", subgraph={"roots": 100, "length": 2}, seed=0)
+    data.set_epoch(1_000_003)
+    batch = next(iter(data))
+    data.close()
+    counts = norms["nodes"]
+    assert (counts[batch.n_id] >= 1).all()
+    assert counts.sum() > norms["total"] >= 20
+    weights = norms["edge_weights"](batch)
+    expected = counts[batch.n_id[batch.edge_index[1]]] / norms["edges"][batch.e_id]
+    assert weights.tolist() == expected.tolist()
+    assert (weights >= 1).all()
+
+
+def test_a_run_is_refused_by_a_line_that_says_what_to_do(graph, endpoint, tmp_path):
+    for plan, more, line in (
+        ("cluster", {"subgraph": {"parts": 2}}, "plan 'cluster': found the option 'parts', "
+         "expected some of max_edges, partitions"),
+        ("cluster", {"subgraph": {"partitions": -1}}, "partitions is -1, expected 0 to"),
+        ("cluster", {"subgraph": {"partitions": 0}}, "0 of the store's 7 partitions a batch"),
+        ("cluster", {"world_size": 8}, "7 partitions cannot be dealt out to 8 ranks"),
+        ("saint-node", {"subgraph": {"budget": 0}}, "subgraphs of 0 nodes of a graph of"),
+        ("shadow", {"num_neighbors": (-1,)}, "fanouts \\[-1\\], expected 1 or more"),
+        ("ladies", {"num_neighbors": ()}, "num_neighbors has 0 hops"),
+        ("induced", {"replace": True}, "found replace, weighted or labor"),
+        ("induced", {"input_time": [1] * len(SEEDS)}, "found times of the seeds"),
+        ("minibatch", {"subgraph": {"budget": 3}}, "subgraph: found plan 'minibatch', expected"),
+        ("saint-node", {"subgraph": {"budget": 400, "max_edges": 1 << 40}}, "max_edges"),
+    ):  # fmt: skip
+        with pytest.raises(Refused, match=line):
+            len(dataset(endpoint, plan, **more))
+    few = dataset(endpoint, "saint-edge", subgraph={"budget": 200, "max_edges": 300})
+    with pytest.raises(BatchFailed, match="step 0: the subgraph has more nodes or edges than"):
+        list(few)
+    write_store(tmp_path / "plain", graph[0], SEEDS)
+    with daemon(tmp_path / "plain") as plain, pytest.raises(Refused, match="0 partitions a batch"):
+        len(dataset(plain, "cluster"))
 
 
 def test_every_sampler_conforms():

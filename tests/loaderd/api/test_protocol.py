@@ -117,7 +117,7 @@ def test_a_message_comes_out_as_it_went_in(message):
 
 def test_another_version_is_named():
     frame = msgspec.msgpack.encode((1, {"kind": "status"}))
-    with pytest.raises(BadMessage, match="peer speaks protocol 1, this side 4"):
+    with pytest.raises(BadMessage, match="peer speaks protocol 1, this side 5"):
         protocol.decode_client(frame)
 
 
