@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from clients.link import LinkDataset
 from clients.torch import NeighborDataset
 from loaderd.api.errors import BatchFailed, Refused
 from loaderd.plans.samplers import SAMPLERS
@@ -224,12 +225,14 @@ def test_a_run_is_refused_by_a_line_that_says_what_to_do(graph, endpoint, tmp_pa
         ("shadow", {"num_neighbors": (-1,)}, "fanouts \\[-1\\], expected 1 or more"),
         ("ladies", {"num_neighbors": ()}, "num_neighbors has 0 hops"),
         ("induced", {"replace": True}, "found replace, weighted or labor"),
-        ("induced", {"input_time": [1] * len(SEEDS)}, "found times of the seeds"),
         ("minibatch", {"subgraph": {"budget": 3}}, "subgraph: found plan 'minibatch', expected"),
-        ("saint-node", {"subgraph": {"budget": 400, "max_edges": 1 << 40}}, "max_edges"),
+        ("saint-node", {"subgraph": {"budget": 400, "max_edges": 1 << 40}},
+         "or ask for smaller subgraphs, or subgraph={.max_edges.: fewer}"),
     ):  # fmt: skip
         with pytest.raises(Refused, match=line):
             len(dataset(endpoint, plan, **more))
+    with pytest.raises(Refused, match="plan 'induced': found edges as seeds, expected nodes"):
+        len(LinkDataset(endpoint, "all", (3,), 10, plan="induced"))
     few = dataset(endpoint, "saint-edge", subgraph={"budget": 200, "max_edges": 300})
     with pytest.raises(BatchFailed, match="step 0: the subgraph has more nodes or edges than"):
         list(few)
