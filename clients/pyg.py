@@ -131,8 +131,8 @@ class _Accepted(NamedTuple):
 
 _NO_SAMPLER = "neighbors are drawn in the daemon"
 _INDUCED = (
-    "a batch holds the edges that were drawn, not all edges between its nodes; take 'directional' "
-    "or 'bidirectional', with num_neighbors=[-1] for all in-edges of the seeds"
+    "of seeds that are edges a batch holds the edges that were drawn, not all between its nodes; "
+    "take 'directional' or 'bidirectional'"
 )
 _ACCEPTED = {
     "directed": _Accepted((True,), _INDUCED),
@@ -169,6 +169,25 @@ def take_ours(options: dict[str, Any]) -> dict[str, Any]:
     return {
         name: options.pop(name) for name in list(options) if name in LinkOptions.__annotations__
     }
+
+
+def take_induced(options: dict[str, Any]) -> None:
+    """Put the plan that PyG's `subgraph_type="induced"` (`directed=False`) asks for in its place.
+
+    Raises TypeError: another plan was asked for, too.
+    """
+    kind, directed = options.get("subgraph_type"), options.get("directed")
+    if _value(kind) != "induced" and directed is not False:
+        return
+    name = "subgraph_type" if directed is None else "directed"
+    if options.get("plan", "auto") != "auto":
+        raise TypeError(
+            f"NeighborLoader: found {name}={_value(options[name])!r} and plan {options['plan']!r}, "
+            "expected no plan, as it is one of its own; leave one of them out"
+        )
+    options.pop("subgraph_type", None)
+    options.pop("directed", None)
+    options["plan"] = "shadow" if options.pop("disjoint", False) else "induced"
 
 
 def typed_seeds(seeds: Any) -> tuple[Any, Any]:
@@ -264,6 +283,7 @@ class NeighborLoader(DaemonLoader):
         are `transform`, `clients.torch.SamplingOptions`, and those of
         `torch.utils.data.DataLoader`: num_workers, pin_memory, ..."""
         names = check_arguments(data, options, input_time=input_time)
+        take_induced(options)
         node_type, nodes = typed_seeds(input_nodes)
         dataset = (NeighborDataset if node_type is None else HeteroDataset)(
             data,

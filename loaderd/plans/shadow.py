@@ -24,15 +24,17 @@ class Induced(Sampler):
     name, rooted = "induced", True
 
     def check(self, facts: Facts) -> None:
-        if min(facts.fanouts) < 1:
+        if 0 in facts.fanouts:
             raise Refused(
-                f"plan {self.name!r}: fanouts {list(facts.fanouts)}, expected 1 or more of each hop"
+                f"plan {self.name!r}: fanouts {list(facts.fanouts)}, expected 1 or more of each "
+                "hop, or -1 (all neighbors)"
             )
 
     def most_nodes(self, facts: Facts) -> int:
         found = expanded = 1
         for fanout in facts.fanouts:
-            expanded = min(expanded * fanout, facts.num_nodes)
+            most = expanded * fanout if fanout > 0 else facts.num_nodes
+            expanded = min(most, facts.num_nodes)
             found += expanded
         found = facts.seeds * min(found, facts.num_nodes)
         return found if self.trees else min(found, facts.num_nodes + facts.seeds)

@@ -77,7 +77,7 @@ class GraphAnswers(Protocol):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(counts, neighbors): min(degree, fanout) of each node, drawn without replacement.
 
-        fanout  1 or more; where a node is given twice, its draws are the same
+        fanout  1 or more, or -1: all; where a node is given twice, its draws are the same
         """
 
     def walk(self, nodes: NDArray[np.int64], key: int) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from blockstore.kernels.order import compact_records
 from blockstore.kernels.picks import UNIFORM, Column, Rule
 from blockstore.kernels.renumber import HashTable
-from loaderd.memory.workspace import Workspace, WorkspaceFull
+from loaderd.memory.workspace import Workspace
 from loaderd.plans.base import Unit
 from loaderd.plans.roots import Roots
 from loaderd.plans.subgraph import WALKERS, Chosen, SubgraphPlan
@@ -83,11 +83,8 @@ class SampledGraph:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(counts, sources) of each node's draws."""
         work, counts, found = self._work, [], []
-        each = min(work.starts.size - 1, work.draws.size // fanout)
-        if not each:
-            raise WorkspaceFull
-        for low in range(0, nodes.size, each):
-            column = self._column(nodes[low : low + each], fanout, key, replace)
+        for low, high in self._cuts(nodes, fanout):
+            column = self._column(nodes[low:high], fanout, key, replace)
             self._topology.draw(column, work)
             own = column.counts.astype(np.int64)
             counts.append(own)
@@ -95,6 +92,19 @@ class SampledGraph:
             found.append(work.draws[starts + np.arange(starts.size)].astype(np.int64))
         none = np.empty(0, np.int64)
         return np.concatenate([none, *counts]), np.concatenate([none, *found])
+
+    def _cuts(self, nodes: NDArray[np.int64], fanout: int) -> list[tuple[int, int]]:
+        """Ranges of nodes whose draws have room together; of one node alone they may have none."""
+        room, most = self._work.draws.size, self._work.starts.size - 1
+        each = np.full(nodes.size, fanout) if fanout >= 0 else self.degrees(nodes)
+        ends, cuts, low = np.cumsum(each), [], 0
+        while low < nodes.size:
+            before = int(ends[low] - each[low])
+            high = int(np.searchsorted(ends, before + room, "right"))
+            high = max(low + 1, min(high, low + most))
+            cuts.append((low, high))
+            low = high
+        return cuts
 
 
 class SeedTable:

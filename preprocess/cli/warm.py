@@ -59,6 +59,8 @@ USES = (
             "temporal": Temporal(times="edges", strategy="last"),
         },
     ),
+    KernelUse("subgraphs", "plain", request={"plan": "saint-walk", "return_e_id": True}),
+    KernelUse("subgraphs, trees", "plain", request={"plan": "shadow", "batch_size": 100}),
     KernelUse("types", "typed", request={"seed_type": "b"}),
 )  # fmt: skip
 

@@ -123,3 +123,27 @@ def test_drop_last_leaves_an_incomplete_batch_out_of_each_epoch(served, size, wo
 def test_transform_gets_the_finished_batch(served):
     found = next(iter(loader(served, transform=lambda data: (data.batch_size, data.num_nodes))))
     assert found[0] == 20
+
+
+@pytest.mark.parametrize("disjoint", [False, True])
+def test_induced_has_all_edges_among_the_nodes_that_were_drawn(served, disjoint):
+    """Of each seed by itself, if disjoint."""
+    enums, seeds = Later("torch_geometric.sampler.base"), []
+    for kind in ({"subgraph_type": enums.SubgraphType.induced}, {"directed": False}):
+        for data in loader(served, return_e_id=True, disjoint=disjoint, **kind):
+            trees = data.batch if disjoint else torch.zeros(data.num_nodes, dtype=torch.int64)
+            found = set(zip(trees.tolist(), data.n_id.tolist(), strict=True))
+            assert len(found) == data.num_nodes
+            wanted = [
+                (tree, e)
+                for tree, node in sorted(found)
+                for e in np.flatnonzero(served.dst == node).tolist()
+                if (tree, int(served.src[e])) in found
+            ]
+            of_edges = trees[data.edge_index[1]].tolist()
+            assert sorted(zip(of_edges, data.e_id.tolist(), strict=True)) == sorted(wanted)
+            src, dst = data.n_id[data.edge_index].numpy()
+            assert src.tolist() == served.src[data.e_id].tolist()
+            assert dst.tolist() == served.dst[data.e_id].tolist()
+            seeds += data.n_id[: data.batch_size].tolist()
+    assert seeds == 2 * list(range(TRAIN))

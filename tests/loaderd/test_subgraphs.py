@@ -28,7 +28,7 @@ OPTIONS: dict[str, dict[str, int]] = {
     "saint-walk": {"roots": 300, "length": 3, "num_steps": 3},
     "shadow": {"max_edges": 20_000},
 }
-FANOUTS = {"shadow": (4, 3), "induced": (4, 3), "ladies": (30, 20), "fastgcn": (60, 40)}
+FANOUTS = {"shadow": (4, 3), "induced": (3, -1), "ladies": (30, 20), "fastgcn": (60, 40)}
 
 
 @pytest.fixture(scope="module")
@@ -222,9 +222,9 @@ def test_a_run_is_refused_by_a_line_that_says_what_to_do(graph, endpoint, tmp_pa
         ("cluster", {"subgraph": {"partitions": 0}}, "0 of the store's 7 partitions a batch"),
         ("cluster", {"world_size": 8}, "7 partitions cannot be dealt out to 8 ranks"),
         ("saint-node", {"subgraph": {"budget": 0}}, "subgraphs of 0 nodes of a graph of"),
-        ("shadow", {"num_neighbors": (-1,)}, "fanouts \\[-1\\], expected 1 or more"),
+        ("ladies", {"num_neighbors": (-1,)}, "fanouts \\[-1\\], expected the number of nodes"),
         ("ladies", {"num_neighbors": ()}, "num_neighbors has 0 hops"),
-        ("induced", {"replace": True}, "found replace, weighted or labor"),
+        ("induced", {"weighted": True}, "found replace, weighted or labor"),
         ("minibatch", {"subgraph": {"budget": 3}}, "subgraph: found plan 'minibatch', expected"),
         ("saint-node", {"subgraph": {"budget": 400, "max_edges": 1 << 40}},
          "or ask for smaller subgraphs, or subgraph={.max_edges.: fewer}"),

@@ -138,8 +138,8 @@ def test_options_of_the_loader_replaced(gone):
     pyg.NeighborLoader(gone, [4], input_nodes=[1], input_time=[5], time_attr="t", disjoint=True)
     for options, words in (
         ({"disjoint": True}, "expected False: .*; give times of the seeds"),
-        ({"subgraph_type": "induced"}, "expected 'directional' or 'bidirectional': a batch holds"),
-        ({"directed": False}, "expected True: .*; take 'directional' or 'bidirectional'"),
+        ({"subgraph_type": "induced", "plan": "minibatch"}, "expected no plan.*; leave one of"),
+        ({"directed": False, "plan": "hyperbatch"}, "expected no plan.*; leave one of"),
         ({"neighbor_sampler": 1}, "expected None: neighbors are drawn in the daemon; give sampler"),
         ({"transform_sampler_output": len}, "expected None: .*; give transform, of the batch"),
         ({"custom_cls": dict}, "expected None: .*; give transform"),
@@ -151,6 +151,8 @@ def test_options_of_the_loader_replaced(gone):
             TypeError, match=f"NeighborLoader: found {next(iter(options))}.*{words}"
         ):
             pyg.NeighborLoader(gone, [4], **options)
+    with pytest.raises(TypeError, match=r"'induced', expected 'directional' or 'bidirectional'"):
+        pyg.LinkNeighborLoader(gone, [4], subgraph_type="induced")
     with pytest.raises(TypeError, match=r"several relations .*; give transform=.*ToUndirected"):
         pyg.NeighborLoader(gone, [4], ("a", "train"), subgraph_type="bidirectional")
     with pytest.raises(TypeError, match=r"drop_last=True: found plan 'macrobatch'.*; leave drop"):

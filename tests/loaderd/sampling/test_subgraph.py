@@ -25,7 +25,7 @@ OPTIONS = {
     "saint-walk": {"roots": 300, "length": 2, "num_steps": 2},
     "shadow": {"max_edges": 30_000},
 }
-FANOUTS = {"shadow": (4, 3), "induced": (4, 3), "ladies": (30, 20), "fastgcn": (60, 40)}
+FANOUTS = {"shadow": (4, 3), "induced": (3, -1), "ladies": (30, 20), "fastgcn": (60, 40)}
 
 
 @pytest.fixture(scope="module")
