@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from blockstore.store import Store, read_rows
 from preprocess.errors import BadInput
 
-MOST_OWNERS = 1024  # a table of all pairs of owners or clusters is 8 MiB
+MOST_OWNERS = 1024  # a table of all pairs is 8 MiB
 
 
 def check_partitions(store: Store, owners: int) -> None:

@@ -51,12 +51,13 @@ Method = Literal["stream", "metis", "random"]
 Weights = Literal["edges", "nodes"]
 _MOST_NODES = 1 << 31  # twice that fits uint32: sources are marked
 _NODE_BYTES = 64  # degrees, weights and orders of a node, the order of visits as it is found
-_TABLE_BYTES = 4 * 8 * MOST_OWNERS**2
+_TABLES = 4  # of the weights between each two, with what is made on the way
 _STEP = 1 << 18  # nodes whose weights are worked out at a time
 _PURPOSE = 0x4F77_6E65  # of the key: no other draw has it
 
-# of clusters: the least cross edges of facebook, github, arxiv-cs and com-dblp, for 4 owners
-_CLUSTERS = 2.0  # times the root of the nodes
+# of clusters: the least cross edges of facebook, github, arxiv-cs and com-dblp, for 2, 4, 8 owners
+_CLUSTERS = 0.6  # power of the nodes
+_MOST_CLUSTERS = 2048  # each node is compared with all; a table of all pairs is 32 MiB
 _CLUSTER_PASSES, _OWNER_PASSES = 2, 3
 _CLUSTER_SLACK = 2.0
 _CLUSTER_PRICE = 0.1  # of FENNEL's: clusters are to be put together, not to be even
@@ -117,7 +118,7 @@ def make_owners(
         check_partitions(store, options.owners)
     else:
         check_installed(options.method)
-    share = mem_bytes - _NODE_BYTES * num_nodes - _TABLE_BYTES
+    share = mem_bytes - _NODE_BYTES * num_nodes - _table_bytes(store, options)
     least = 16 * store.manifest.block_bytes
     if share < least:
         raise BudgetTooSmall(
@@ -139,6 +140,20 @@ def make_owners(
             owner = _find(columns, weights, options, share, work.path, progress)
         facts = _facts(options, found) | measure(columns, weights, owner, options, share, progress)
     return write_owners(store, options.name, owner, options.owners, facts)
+
+
+def _num_clusters(num_nodes: int, owners: int) -> int:
+    return min(_MOST_CLUSTERS, max(4 * owners, int(num_nodes**_CLUSTERS)))
+
+
+def _table_bytes(store: Store, options: OwnerOptions) -> int:
+    """Of the weights between owners, and between what is put together for them."""
+    pieces = options.owners
+    if options.from_partitions:
+        pieces = store.manifest.types[0].num_partitions
+    elif options.method == "stream":
+        pieces = _num_clusters(store.manifest.num_nodes, options.owners)
+    return _TABLES * 8 * pieces**2
 
 
 def _check_graph(store: Store) -> int:
@@ -280,7 +295,7 @@ class _Streaming:
     def find(self) -> NDArray[np.uint16]:
         """The owner of each node, in the order of the visits."""
         k, size = self._options.owners, self._edge.size
-        clusters = min(MOST_OWNERS, max(4 * k, int(_CLUSTERS * math.sqrt(size))))
+        clusters = _num_clusters(size, k)
         found = np.full(size, clusters, np.uint16)
         self._pass(_CLUSTER_PASSES, self._empty(clusters, _CLUSTER_SLACK, _CLUSTER_PRICE), found)
         by_id = np.empty(size, np.uint16)

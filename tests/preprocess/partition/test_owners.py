@@ -338,8 +338,8 @@ def test_a_kill_leaves_a_whole_map_or_none(store: Store):
 
 
 def test_what_cannot_be_made_is_refused_at_once(store: Store, tmp_path: Path):
-    with pytest.raises(BudgetTooSmall, match=r"--mem: found 16M, expected .* more for weights"):
-        make_owners(store, None, OPTIONS, QUIET, 16 << 20)
+    with pytest.raises(BudgetTooSmall, match=r"--mem: found 64K, expected .* more for weights"):
+        make_owners(store, None, OPTIONS, QUIET, 64 << 10)
     with pytest.raises(BadInput, match=r"--balance: found 0\.9"):
         make_owners(store, None, replace(OPTIONS, balance=0.9), QUIET)
     write_counts(store, tmp_path / "counts")
