@@ -32,7 +32,7 @@ class Sizes(NamedTuple):
     row_keys: int  # store ids divided by the finest rows_per_block
     stamp: bool  # renumber by a table of all nodes, else by a hash table
     trees: bool = False  # nodes are not shared between seeds
-    owner_bytes: int = 0  # at most, of a node's owner, if the session has an owner map
+    owner_bytes: int = 0  # of a node's owner, if the session has an owner map
 
     @property
     def edge_rows(self) -> bool:

@@ -11,7 +11,7 @@ from blockstore import concurrency
 from blockstore.format import ITEM_BYTES
 from blockstore.kernels.rowcache import count_new
 from loaderd.api.errors import Refused
-from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
+from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows, structure_bytes
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Sizes, workspace_bytes
 from loaderd.monitoring.devicecost import DeviceCost
@@ -187,6 +187,8 @@ class LookAhead:
             max(s.num_nodes + s.num_edges * (self._draft.spec.record.items > 0) for s in seen),
             max(self._scratch_bytes(s) for s in seen) * self._together,
             self._scratch_bytes(worst),
+            # areas have no owners: these are named as a batch is handed out
+            structure_bytes(shape, self._draft.sizes._replace(owner_bytes=0)),
             found.wanted,
         )
 

@@ -16,7 +16,7 @@ from loaderd.memory.ledger import (
 )
 from loaderd.plans.base import Plan
 from loaderd.plans.chunks import METHOD_OF
-from loaderd.sessions.owners import owner_bytes
+from loaderd.sessions.owners import least_owner_bytes
 from loaderd.sessions.resolve import asked_part, make_plan, resolve, seed_relation
 from loaderd.sessions.seeds import lookup_items, table_items
 
@@ -35,7 +35,7 @@ def least_slots(
     plan = make_plan(manifest, resolved, asked_part(request), request.plan)
     timed = request.temporal is not None and request.temporal.times == "given"
     times, lookup = resolved.num_seeds * timed, lookup_items(request.split, resolved)
-    owners = owner_bytes(request)
+    owners = least_owner_bytes(request)
     needs = session_needs(manifest, plan, num_ids, times, lookup, slot_bytes, owners)
     return min(need.least for need in needs.values())
 

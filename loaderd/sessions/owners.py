@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.errors import StoreError
-from blockstore.owners import OwnerMap, read_facts, read_owners
+from blockstore.owners import OwnerMap, owner_dtype, read_facts, read_owners
 from blockstore.store import Store
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attach
@@ -20,9 +20,19 @@ from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
 
 
-def owner_bytes(request: Attach) -> int:
-    """Of a node's owner, at most: how many owners there are, only the map itself says."""
-    return np.dtype(np.uint16).itemsize if request.owners else 0
+def least_owner_bytes(request: Attach) -> int:
+    """Of a node's owner, at least: how many owners there are, only the map itself says."""
+    return np.dtype(np.uint8).itemsize if request.owners else 0
+
+
+def owner_bytes(store: Store, request: Attach) -> int:
+    """Of a node's owner.  Raises Refused: there is no such map."""
+    if not request.owners:
+        return 0
+    try:
+        return np.dtype(owner_dtype(read_facts(store, request.owners).owners)).itemsize
+    except StoreError as error:
+        raise Refused(f"owners {request.owners!r}: {error}") from error
 
 
 def map_digest(store: Store, request: Attach) -> str:
@@ -90,6 +100,11 @@ def read_map(store: Store, request: Attach, memory: NDArray[np.uint8]) -> OwnerM
     if not request.owners:
         return None
     found = read_owners(store, request.owners)
+    if found.owner.nbytes > memory.size:
+        raise StoreError(
+            f"owners {request.owners!r}: found {found.owners:,} owners, expected at most 256: "
+            "another map has taken the place of the one that was asked for; begin a new session"
+        )
     owner = memory[: found.owner.nbytes].view(found.owner.dtype)
     owner[:] = found.owner
     return replace(found, owner=owner)

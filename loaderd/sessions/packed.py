@@ -44,7 +44,7 @@ from loaderd.sampling.packed.sampler import PackedSampler
 from loaderd.sessions.base import Allocation, StoreResources
 from loaderd.sessions.build import BatchSpec
 from loaderd.sessions.hyperbatch import HyperbatchSession, size_session
-from loaderd.sessions.owners import owner_bytes, read_map
+from loaderd.sessions.owners import read_map
 from loaderd.sessions.sizing import Asked, BatchMemory, ask
 
 _PLANS = ("auto", MinibatchPlan.name, HyperbatchPlan.name)  # whose batches a pack may hold
@@ -190,7 +190,7 @@ def _open(
 ) -> PackedSession:
     """Raises Refused: it has no room."""
     geometry = PackGeometry(index.pack, rows_by_type(asked.served))
-    slot_bytes, owners = resources.budget.slot_bytes, owner_bytes(asked.request)
+    slot_bytes, owners = resources.budget.slot_bytes, asked.owner_bytes
     map_slots = -(-owners * resources.store.manifest.num_nodes // slot_bytes)
     room = int(resources.broker.available() * resources.settings.session_share) - map_slots
     window = asked.window(resources.settings)

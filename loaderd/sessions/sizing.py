@@ -65,6 +65,7 @@ class Asked(NamedTuple):
     served: list[ServedRows]
     num_ids: int  # in the table of seeds
     lookup: int  # original ids that are looked up for it
+    owner_bytes: int  # of a node's owner, if batches name owners
 
     def window(self, settings: EngineSettings) -> int:
         """Batches in flight; two of each rank and two more, if all ranks of a job are served."""
@@ -160,6 +161,7 @@ def ask(
         chosen_rows(manifest, resolved),
         table_items(manifest, seed_relation(manifest, request), request.split, resolved),
         lookup_items(request.split, resolved),
+        owner_bytes(resources.store, request),
     )
 
 
@@ -170,7 +172,7 @@ def needs_of(resources: StoreResources, asked: Asked) -> dict[bool, SessionNeed]
     """What a session needs with a table of all nodes, and without."""
     return session_needs(
         resources.store.manifest, asked.plan, asked.num_ids, asked.times.size, asked.lookup,
-        resources.budget.slot_bytes, owner_bytes(asked.request),
+        resources.budget.slot_bytes, asked.owner_bytes,
     )  # fmt: skip
 
 
@@ -188,8 +190,8 @@ def choose_need(
         needs[True].workspace <= needs[False].workspace
         or needs[True].least + more * needs[True].workspace <= available // 4
     )
-    manifest, owners = resources.store.manifest, owner_bytes(asked.request)
-    return needs[stamp], make_sizes(manifest, asked.plan.resolved, stamp, owners)
+    manifest, resolved = resources.store.manifest, asked.plan.resolved
+    return needs[stamp], make_sizes(manifest, resolved, stamp, asked.owner_bytes)
 
 
 def fit(

@@ -42,6 +42,7 @@ class Estimate(NamedTuple):
     items: int  # of one, that may have rows
     scratch_bytes: int  # of one while its widest hop is sampled; 0: the graph is in memory
     least_scratch: int  # of the worst there may be
+    least_area: int  # of the worst there may be
     wanted: tuple[NDArray[np.int64], ...]  # different rows of each region, of all node types in
     #   turn, that the first 1, 2, 4, ... want
 
@@ -89,8 +90,8 @@ def cut_hyper(
     if not types:
         return cut_without_cache(room, slot_bytes, need, estimate, most)
     addresses = estimate.items * 8 * len(files.served)
-    batch = -(-estimate.message_bytes // slot_bytes) + -(-addresses // slot_bytes) + 1
-    quota = max(need.least_quota, min(window * batch, room // 4))
+    batch = -(-estimate.message_bytes // slot_bytes) + -(-addresses // slot_bytes)
+    quota = max(need.least_quota, min(window * batch + 1, room // 4))
     run = -(-max(RUN_BYTES, PAGE_BYTES) // slot_bytes) if slot_bytes < RUN_BYTES else 1
     left = room - quota - run * readers
     # of what is cut into slots, each piece may take one more than it fills
@@ -100,7 +101,7 @@ def cut_hyper(
     )
 
     def room_beside(size: int) -> int:
-        areas = _cut_areas(size, slot_bytes, need, estimate)
+        areas = _cut_areas(size, slot_bytes, estimate)
         return (left - areas.slots - spent) * slot_bytes - fixed
 
     spare = _SPARE_TOGETHER if estimate.scratch_bytes else _SPARE
@@ -108,7 +109,7 @@ def cut_hyper(
     memory = RowMemory(room_beside, extra, FLASH.gap_pages, spare)
     curve = region_curve(types, slot_bytes, estimate.wanted)
     chosen = choose_size(curve, memory, estimate.num_steps, asked)
-    areas = _cut_areas(chosen.batches, slot_bytes, need, estimate)
+    areas = _cut_areas(chosen.batches, slot_bytes, estimate)
     left -= areas.slots
     if left < 0:
         return cut_without_cache(room, slot_bytes, need, estimate, most)
@@ -142,7 +143,7 @@ class _Areas(NamedTuple):
         return self.number * self.area + self.scratch
 
 
-def _cut_areas(size: int, slot_bytes: int, need: SessionNeed, estimate: Estimate) -> _Areas:
+def _cut_areas(size: int, slot_bytes: int, estimate: Estimate) -> _Areas:
     """For hyperbatches of so many minibatches.
 
     One is handed out while the next is brought in, and what is handed out makes room for a third.
@@ -150,15 +151,16 @@ def _cut_areas(size: int, slot_bytes: int, need: SessionNeed, estimate: Estimate
     one, scratch = (
         n * (_SLACK + 1) // _SLACK for n in (estimate.structure_bytes, estimate.scratch_bytes)
     )
+    worst = -(-estimate.least_area // slot_bytes)
     if scratch:  # sampled together: an area holds all of them
         chunk, number = size, 2
         scratch = -(-max(size * scratch, estimate.least_scratch) // slot_bytes)
     else:
         # an area has room for the worst batch there may be: so it may hold several usual ones
-        usual = need.structure * slot_bytes // max(1, one)
+        usual = worst * slot_bytes // max(1, one)
         chunk = min(size, max(-(-size // _CHUNKS), usual))
         number = 2 * -(-size // chunk) + 1
-    return _Areas(chunk, number, max(need.structure, -(-chunk * one // slot_bytes)), scratch)
+    return _Areas(chunk, number, max(worst, -(-chunk * one // slot_bytes)), scratch)
 
 
 def _row_bytes(t: TypeRows, slot_bytes: int) -> int:
@@ -226,7 +228,7 @@ def cut_without_cache(
     spare = estimate.scratch_bytes * (_SLACK + 1) // _SLACK
     size = min(most, max(0, room - quota) * slot_bytes // (one + spare))
     while size > 1:
-        area = max(need.structure, -(-size * one // slot_bytes))
+        area = -(-max(estimate.least_area, size * one) // slot_bytes)
         scratch = -(-max(size * spare, estimate.least_scratch) // slot_bytes)
         if quota + area + scratch <= room:
             return HyperSizing(size, size, 1, area, scratch, 0, (), 0, 0, quota)

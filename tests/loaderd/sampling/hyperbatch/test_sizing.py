@@ -28,7 +28,9 @@ def spread(total: int, regions: int) -> np.ndarray:
 def test_a_cut_takes_no_more_than_there_is(room, together, asked):
     regions = region_rows(rows_by_type(SERVED)[0]).size
     wanted = tuple(spread(n, regions) for n in (10_000, 18_000, 30_000))
-    estimate = Estimate(100, 1 << 20, 1 << 20, 10_000, together << 19, 1 << 20, wanted)
+    estimate = Estimate(
+        100, 1 << 20, 1 << 20, 10_000, together << 19, 1 << 20, NEED.structure << 20, wanted
+    )
     cut = cut_hyper(room, FILES, NEED, estimate, 8, 4, asked)
     if cut is None:
         assert not together or asked == 1 or room < 100
@@ -45,10 +47,10 @@ def test_a_cut_takes_no_more_than_there_is(room, together, asked):
 
 def test_areas_that_hold_the_worst_batch_hold_several_usual_ones():
     """Else most of the memory of small hyperbatches would be room that nothing takes."""
-    usual, need = 2 << 20, NEED._replace(structure=9)
+    usual = 2 << 20
     wanted = tuple(spread(n, region_rows(rows_by_type(SERVED)[0]).size) for n in (90_000, 150_000))
-    cut = cut_hyper(160, FILES, need, Estimate(100, 1 << 20, usual, 90_000, 0, 1 << 20, wanted),
-                    8, 4, 5)  # fmt: skip
+    estimate = Estimate(100, 1 << 20, usual, 90_000, 0, 1 << 20, 9 << 20, wanted)
+    cut = cut_hyper(160, FILES, NEED, estimate, 8, 4, 5)
     assert cut is not None
     assert (cut.size, cut.area, cut.chunk, cut.areas) == (5, 9, 4, 5)
 
@@ -87,7 +89,7 @@ def test_next_to_all_rows_stay_where_there_is_room_for_next_to_all():
     """Whatever is lost where structures, tables and rows are cut into slots."""
     regions = region_rows(rows_by_type(SERVED)[0]).size
     wanted = tuple(spread(n, regions) for n in (100_000, 180_000, 300_000))
-    estimate = Estimate(100, 1 << 20, 1 << 20, 10_000, 0, 1 << 20, wanted)
+    estimate = Estimate(100, 1 << 20, 1 << 20, 10_000, 0, 1 << 20, 1 << 20, wanted)
     least = -(-1_000_000 * 64 // (1 << 20))
     stay = []
     for room in range(least, least + 60):
