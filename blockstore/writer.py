@@ -42,13 +42,14 @@ class BlockSink:
     """Slots in order into the shards of one array: one buffer fills, one is written."""
 
     def __init__(
-        self, root: Path, path: str, ndim: int, slot_bytes: int, buffer_bytes: int
+        self, root: Path, path: str, ndim: int, slot_bytes: int, buffer_bytes: int, first: int = 0
     ) -> None:
+        """`first`: slot that the others follow; those before it are written by somebody else."""
         self._root, self._path, self._ndim, self._slot_bytes = root, path, ndim, slot_bytes
         self._per_shard = max(1, SHARD_BYTES // slot_bytes)
         count = max(1, min(buffer_bytes // slot_bytes, self._per_shard))
         self._buffers = [aligned_buffer(count * slot_bytes).reshape(count, -1) for _ in range(2)]
-        self._filled = self._written = 0
+        self._filled, self._written = 0, first
         self._crcs: list[NDArray[np.uint32]] = []
         self._fd, self._direct = -1, False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="write")
@@ -63,16 +64,22 @@ class BlockSink:
         return slot
 
     def close(self, chunk_bytes: int) -> tuple[int, NDArray[np.uint32]]:
-        """Write what is left and the last index; returns blocks written and their page crcs."""
+        """Write what is left and all indices; returns blocks written and their page crcs."""
+        crcs = self.end()
+        write_indices(
+            self._root, self._path, self._ndim, self._slot_bytes, chunk_bytes, self._written
+        )
+        return self._written, crcs
+
+    def end(self) -> NDArray[np.uint32]:
+        """Write what is left; returns page crcs."""
         self._flush()
         self._wait()
         self._buffers = []
-        for shard in range(-(-self._written // self._per_shard)):
-            self._finish_shard(shard, chunk_bytes)
-        self._thread.shutdown()
+        self.abort()
         crcs = np.concatenate(self._crcs) if self._crcs else np.empty(0, np.uint32)
         self._crcs = []
-        return self._written, crcs
+        return crcs
 
     def abort(self) -> None:
         """Stop writing; what is there will be removed."""
@@ -102,7 +109,7 @@ class BlockSink:
         done = 0
         while done < data.size:
             shard, slot = divmod(first + done // self._slot_bytes, self._per_shard)
-            if slot == 0:
+            if slot == 0 or self._fd < 0:
                 self._open(shard)
             count = min(data.size - done, (self._per_shard - slot) * self._slot_bytes)
             piece = byte_view(data[done : done + count])
@@ -117,33 +124,34 @@ class BlockSink:
     def _name(self, shard: int) -> str:
         return str(self._root / shard_path(self._path, shard, self._ndim))
 
-    def _finish_shard(self, shard: int, chunk_bytes: int) -> None:
-        """Put the index behind the slots, through an ordinary descriptor: it is not page-sized."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        held = min(self._written - shard * self._per_shard, self._per_shard)
-        per_shard = min(self._written, self._per_shard)
-        geometry = BlockGeometry(self._slot_bytes, chunk_bytes, self._written, per_shard, 1)
+
+def write_indices(
+    root: Path, path: str, ndim: int, slot_bytes: int, chunk_bytes: int, num_blocks: int
+) -> None:
+    """Put the index behind the slots of each shard of an array whose blocks are all there.
+
+    Through an ordinary descriptor: an index is not page-sized.
+    """
+    most = max(1, SHARD_BYTES // slot_bytes)
+    geometry = BlockGeometry(slot_bytes, chunk_bytes, num_blocks, min(num_blocks, most), 1)
+    for shard in range(-(-num_blocks // most)):
+        held = min(num_blocks - shard * most, most)
         raw = shard_index(geometry, held)
-        name = self._name(shard)
+        name = str(root / shard_path(path, shard, ndim))
         fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            write_exact(fd, memoryview(raw), held * self._slot_bytes, name)
+            write_exact(fd, memoryview(raw), held * slot_bytes, name)
         finally:
             os.close(fd)
 
 
-class RowsWriter:
-    """Rows of one array, appended in order.  A context manager; leaving it closes the array."""
+class RowBlocks:
+    """Rows of one array, appended in order, into its blocks."""
 
-    def __init__(self, writer: "StoreWriter", array: RowArray) -> None:
-        self._writer, self._array = writer, array
-        self._geometry = row_geometry(array, writer.block_bytes)
-        writer.bind(writer.tree.rows(array, self._geometry))
-        self._sink = writer.sink(array.path, 1 + len(array.row_shape), self._geometry.slot_bytes)
+    def __init__(self, sink: BlockSink, array: RowArray, geometry: BlockGeometry) -> None:
+        self._sink, self._array, self._geometry = sink, array, geometry
         self._slot: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._in_slot, self._rows = self._geometry.rows_per_block, 0
+        self._in_slot, self.num_rows = geometry.rows_per_block, 0
 
     def append(self, rows: NDArray[Any]) -> None:
         """The next consecutive rows, any number, of the stored dtype (bfloat16: uint16)."""
@@ -161,12 +169,27 @@ class RowsWriter:
             self._slot[at : at + count * width] = raw[done : done + count].reshape(-1)
             self._in_slot += count
             done += count
-        self._rows += rows.shape[0]
+        self.num_rows += rows.shape[0]
+
+    def fill_up(self) -> None:
+        """These are all rows: the rest of the last block is zeros."""
+        self._slot[self._in_slot * self._array.row_bytes :] = 0
+
+
+class RowsWriter(RowBlocks):
+    """A whole array.  A context manager; leaving it closes the array."""
+
+    def __init__(self, writer: "StoreWriter", array: RowArray) -> None:
+        self._writer = writer
+        geometry = row_geometry(array, writer.block_bytes)
+        writer.bind(writer.tree.rows(array, geometry))
+        sink = writer.sink(array.path, 1 + len(array.row_shape), geometry.slot_bytes)
+        super().__init__(sink, array, geometry)
 
     def close(self) -> None:
         """All rows are there.  Raises OutOfSpace."""
-        assert self._rows == self._array.num_rows, f"{self._array.path}: {self._rows} rows"
-        self._slot[self._in_slot * self._array.row_bytes :] = 0  # of the last block
+        assert self.num_rows == self._array.num_rows, f"{self._array.path}: {self.num_rows} rows"
+        self.fill_up()
         blocks, crcs = self._sink.close(self._geometry.chunk_bytes)
         assert blocks == self._geometry.num_blocks
         self._writer.side(crc_path(self._array.path), crcs)
@@ -177,6 +200,30 @@ class RowsWriter:
     def __exit__(self, kind: object, *_error: object) -> None:
         if kind is None:
             self.close()
+
+
+class RowsPart(RowBlocks):
+    """Some blocks of an array, written beside others, in a process that need not be the writer's.
+
+    What is written twice is the same: a part may be written again at any time.
+    """
+
+    def __init__(
+        self, root: Path, array: RowArray, block_bytes: int, buffer_bytes: int, first: int
+    ) -> None:
+        """`root`: of the store being written; `first`: block that the part begins with.
+
+        Raises FileNotFoundError: nobody writes the array any more.
+        """
+        (root / array.path).stat()
+        geometry, ndim = row_geometry(array, block_bytes), 1 + len(array.row_shape)
+        sink = BlockSink(root, array.path, ndim, geometry.slot_bytes, buffer_bytes, first)
+        super().__init__(sink, array, geometry)
+
+    def close(self) -> NDArray[np.uint32]:
+        """The page crcs of the part, whose last block is full, or the last one of the array."""
+        self.fill_up()
+        return self._sink.end()
 
 
 class GraphWriter:
@@ -236,6 +283,24 @@ class StoreWriter(Closing):
 
     def rows(self, array: RowArray) -> RowsWriter:
         return RowsWriter(self, array)
+
+    def begin_parts(self, array: RowArray) -> None:
+        """An array whose blocks others write, by `RowsPart`."""
+        self.bind(self.tree.rows(array, row_geometry(array, self.block_bytes)))
+
+    def end_parts(self, array: RowArray, crcs: NDArray[np.uint32]) -> None:
+        """All blocks are there; page crcs in their order."""
+        geometry, ndim = row_geometry(array, self.block_bytes), 1 + len(array.row_shape)
+        write_indices(
+            self._temporary, array.path, ndim, geometry.slot_bytes, geometry.chunk_bytes,
+            geometry.num_blocks,
+        )  # fmt: skip
+        self.side(crc_path(array.path), crcs)
+
+    @property
+    def folder(self) -> Path:
+        """Where the store is built."""
+        return self._temporary
 
     def graph(self, path: str) -> GraphWriter:
         return GraphWriter(self, path)

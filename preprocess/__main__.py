@@ -33,7 +33,7 @@ from preprocess.cli.summary import summarise
 from preprocess.cli.warm import warm as warm_kernels
 from preprocess.derive.derive import derive as derive_features
 from preprocess.derive.plan import Derivation
-from preprocess.errors import BadInput
+from preprocess.errors import BadInput, ExecutorLost
 from preprocess.export.export import export as export_store
 from preprocess.hops.hops import make_hops
 from preprocess.ingest.options import IngestOptions
@@ -62,7 +62,7 @@ def _one_line_errors(events: bool = False) -> Iterator[None]:
     """What can go wrong is said in one line, with exit code 2; as the last event too."""
     try:
         yield
-    except (StoreError, DaemonError, BadInput, OSError) as error:
+    except (StoreError, DaemonError, BadInput, ExecutorLost, OSError) as error:
         text = str(error)
         if isinstance(error, OSError):
             place = error.filename or "writing"
@@ -116,9 +116,9 @@ def ingest(
         url = parse_url(str(store))
         local = place_for(url, resources.work) if url else store
         if show.dry_run:
-            run_dry(source, local, options, of_source, show.json)
+            run_dry(source, local, options, of_source, show.json, bool(resources.ray))
             return
-        run_ingest(source, local, options, of_source, show, resources.fresh)
+        run_ingest(source, local, options, of_source, show, resources)
         if url:
             said = run_push(local, url, WAIT_S)
             if not show.json:

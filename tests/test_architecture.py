@@ -66,7 +66,7 @@ BELOW = {  # folder -> folders beside it, and modules, that it builds on
     },
     "preprocess/kernels": {},
     "preprocess/files": {"errors", "pipeline.progress"},
-    "preprocess/pipeline": {"files"},
+    "preprocess/pipeline": {"errors", "files"},
     "preprocess/sources": {"errors", "files", "ingest", "kernels", "pipeline"},
     "preprocess/stages": {
         "errors", "files", "ingest.contents", "kernels", "partition", "pipeline", "sources"
@@ -157,6 +157,7 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
     },
     "triton": {"clients/device/kernels.py"},
     "kvikio": {"blockstore/io/gds.py"},
+    "ray": {"preprocess/pipeline/on_ray.py"},
     "lightning": {"clients/lightning.py"},
     "torch_geometric": {"clients/pyg.py"},
 }

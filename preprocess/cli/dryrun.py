@@ -108,7 +108,11 @@ class DryRun:
 
 
 def dry_run(
-    source: Source, target: Path, options: IngestOptions, may_shrink: bool = False
+    source: Source,
+    target: Path,
+    options: IngestOptions,
+    may_shrink: bool = False,
+    spread: bool = False,
 ) -> DryRun:
     """Look at headers, and at the disk for a moment.  Raises BadInput, BudgetTooSmall, OSError."""
     options.check()
@@ -118,7 +122,7 @@ def dry_run(
         check_left_out(source, options)
     else:
         options = without_splits(contents, options)
-    made = IngestStages(source, contents, options)
+    made = IngestStages(source, contents, options, spread)
     plan = made.plan()
     folder = existing_folder(target)
     free = shutil.disk_usage(folder).free

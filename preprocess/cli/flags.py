@@ -183,6 +183,9 @@ class IngestResources:
 class IngestWork(IngestResources):
     """Resources."""
 
+    ray: str = flag(
+        "", "tasks on a Ray that is there (auto, ray://HOST:PORT) or on local:N workers"
+    )
     work: Path | None = flag(None, "where a store is made that goes to a URL, until it is there")
 
 

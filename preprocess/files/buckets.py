@@ -12,7 +12,7 @@ import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,27 @@ _MOST_BUFFER = 1 << 20
 SPARE = "spare"
 
 
+class KeptBuckets(NamedTuple):
+    """A file of buckets that outlives who filled it, and where its records are."""
+
+    path: Path
+    begins: NDArray[np.int64]  # (buckets, parts) offsets in the file, of each part of a bucket
+    filled: NDArray[np.int64]  # (buckets,) records
+
+    def read(self, bucket: int, part: int, first: int, out: NDArray[Any], row_bytes: int) -> None:
+        """Records of a part of a bucket from `first` on, as many as `out` holds, `row_bytes` each.
+
+        Through the page cache, as the file may lie on a disk that is shared.
+        """
+        offset = int(self.begins[bucket, part]) + first * row_bytes
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            read_exact(fd, [byte_view(out)], offset, str(self.path))
+            os.posix_fadvise(fd, offset, out.nbytes, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
 class Buckets:
     """Records of several parts (keys, ids, ...), each part of one dtype and row width.
 
@@ -43,12 +64,14 @@ class Buckets:
         parts: list[tuple[Any, int]],
         in_memory: bool,
         room: int = 0,
+        sparse: bool = False,
     ) -> None:
         """`sizes`: int64 (buckets,), the most records of each.
 
         parts   dtype and items a record, of each part
         path    a file that does not exist, for when it is not `in_memory`
         room    bytes of memory for buffers
+        sparse  whether far fewer records than `sizes` will come: the file takes what they do
         """
         self._parts = [(np.dtype(d), width) for d, width in parts]
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -61,11 +84,14 @@ class Buckets:
             self._held = [np.empty(total * width, dtype) for dtype, width in self._parts]
         else:
             widths = [d.itemsize * width for d, width in self._parts]
-            self._file = _RegionFile(path, sizes, widths, room)
+            self._file = _RegionFile(path, sizes, widths, room, sparse)
 
     @property
     def in_memory(self) -> bool:
         return self._file is None
+
+    def __len__(self) -> int:
+        return self._filled.size
 
     def append_grouped(self, starts: NDArray[np.int64], parts: list[NDArray[Any]]) -> None:
         """Records of all buckets, those of bucket b at [starts[b], starts[b + 1]); flat arrays."""
@@ -139,6 +165,12 @@ class Buckets:
         raw = self._file.read(bucket, part, first * size, count * size, scratch)
         return raw.view(dtype)
 
+    def keep(self, path: Path) -> KeptBuckets:
+        """The file of finished buckets takes this name, in one step, and stays."""
+        assert self._file is not None
+        begins = self._file.keep(path).reshape(self._filled.size, len(self._parts))
+        return KeptBuckets(path, begins, self._filled)
+
     def __enter__(self) -> Self:
         return self
 
@@ -166,7 +198,9 @@ class _Region:
 class _RegionFile:
     """The regions of all buckets in one file; each begins at a page."""
 
-    def __init__(self, path: Path, sizes: NDArray[np.int64], widths: list[int], room: int) -> None:
+    def __init__(
+        self, path: Path, sizes: NDArray[np.int64], widths: list[int], room: int, sparse: bool
+    ) -> None:
         self._path, self._widths, self._num_parts = path, widths, len(widths)
         self._fd = -1
         bytes_of = [[align(int(s) * w, PAGE_BYTES) for w in widths] for s in sizes.tolist()]
@@ -183,7 +217,8 @@ class _RegionFile:
             self._spare.rename(path)
         if self._buffer_bytes > 0:
             self._fd, self._direct = open_to_write(path)
-            reserve(self._fd, ends[-1], str(path))
+            if not sparse:
+                reserve(self._fd, ends[-1], str(path))
         else:
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
             self._fd, self._direct = os.open(path, flags, 0o600), False
@@ -263,6 +298,15 @@ class _RegionFile:
 
     def _read(self, out: NDArray[np.uint8], offset: int) -> None:
         read_exact(self._read_fd, [byte_view(out)], offset, str(self._path))
+
+    def keep(self, path: Path) -> NDArray[np.int64]:
+        """Close the file under another name; returns where each region begins."""
+        self._pool.shutdown()
+        os.close(self._fd)
+        os.close(self._read_fd)
+        self._fd = -1
+        self._path.rename(path)
+        return np.array(self._begins, np.int64)
 
     def remove(self) -> None:
         """Close the file, and remove it or give it back."""

@@ -50,6 +50,7 @@ class StoredArray(ABC):
     """
 
     fortran_order = False  # whether the first index runs fastest in the file
+    seeks = True  # whether reading from the middle costs no more than from the beginning
 
     def __init__(
         self, path: Path, where: str, header: str, shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -219,6 +220,7 @@ class ZipArray(_Items):
         super().__init__(path, where, header, start)
         self._member = member
         self._packed = info.compress_type != ZIP_STORED
+        self.seeks = not self._packed
         whole = start - header.num_bytes + info.compress_size <= path.stat().st_size
         expected = header.num_bytes + _num_bytes(header)
         _check_size(where, info.file_size, expected, header, whole)

@@ -25,6 +25,7 @@ _PIECE_ROWS = 1 << 16
 
 Pieces = Iterator[NDArray[Any]]
 Place = Callable[[IngestRun, Pieces, RowArray, Emit], None]  # brings rows into their order
+Spread = Callable[[IngestRun, ArrayContent], bool]  # by tasks, if it can be
 Sized = Callable[[IngestRun], RowArray]  # an array once it is known how many rows it has
 
 
@@ -35,11 +36,13 @@ def feature_stages(
     place_bytes: int,
     sized: Sized,
     spent: Sequence[str],
+    spread: Spread | None = None,
 ) -> list[IngestStage]:
     """An array of features, its rows brought into order by `place`.
 
     place_bytes   of the new place of a row; 0: rows stay where they are
     spent         temporary files that nobody needs once it is written
+    spread        has it written by tasks, where there is an executor
     """
     array, source = rows.array, rows.source
 
@@ -58,7 +61,7 @@ def feature_stages(
         return {_QUANTIZATION: msgspec.to_builtins(quantizer.report())}
 
     if not array.scale_path:
-        return [placed_stage(job, rows, plain, place, place_bytes, sized, spent)]
+        return [placed_stage(job, rows, plain, place, place_bytes, sized, spent, spread)]
     if rows.is_stored:
         return [
             _copied_scale(job, array),
@@ -99,10 +102,13 @@ def placed_stage(
     place_bytes: int,
     sized: Sized,
     spent: Sequence[str] = (),
+    spread: Spread | None = None,
 ) -> IngestStage:
-    """Rows of the array's dtype, brought into order by `place`."""
+    """Rows of the array's dtype, brought into order by `place`, or by tasks."""
 
     def body(run: IngestRun) -> None:
+        if spread is not None and spread(run, rows):
+            return
         array = sized(run)
         with run.writer.rows(array) as out:
             place(run, pieces(run), array, out.append)
@@ -116,6 +122,8 @@ def _placed_cost(job: IngestJob, rows: ArrayContent, place_bytes: int) -> Cost:
     num_rows = array.num_rows
     if place_bytes:
         passing = placed_bytes(num_rows, array.row_bytes, place_bytes, job.share)
+    if job.spread:
+        passing = num_rows * (array.row_bytes + 8)
     written = num_rows * array.row_bytes * 1025 // 1024
     return Cost(rows_bytes(rows.source) + passing, written + passing, passing)
 

@@ -4,54 +4,52 @@ Nodes of all types are numbered through: id of the type's first node + id.  Thei
 the union of all relations; then each relation is sorted into columns by store id.
 """
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import Partitioning
 from blockstore.writer import StoreWriter
-from preprocess.files.ahead import COPIES, Arrays
 from preprocess.files.array_file import load_array, save_array
 from preprocess.ingest.contents import Contents, RelationContents
 from preprocess.ingest.options import IngestOptions
 from preprocess.ingest.plan import IngestJob, columns_fit, needs_columns, reads_columns
-from preprocess.kernels.edges import NO_RANKS, Ends, Records
+from preprocess.kernels.edges import Ends
 from preprocess.kernels.levels import (
     HeldColumns,
     WordBits,
-    advance_columns,
     gather_columns,
-    rename_columns,
     take_counts,
 )
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import PipelineRun, Stage
+from preprocess.pipeline.tasks import Executor, SavedArray, task_folder
 from preprocess.pipeline.work import WorkFolder
-from preprocess.sources.source import Source
+from preprocess.sources.source import Source, divides
 from preprocess.stages.classes import NodeClasses
 from preprocess.stages.columns import COLUMNS, DEGREES, ColumnFile
 from preprocess.stages.csc import (
     COLUMN_BYTES,
-    FILLERS,
-    RECORD_BYTES,
     ColumnSorter,
-    RawEdges,
     WholeColumns,
     Widths,
     cut_buckets,
     sorted_columns,
-    source_edges,
 )
 from preprocess.stages.order import NodeOrder, at_random, breadth_first, by_degree, group_nodes
 from preprocess.stages.partition import partition_nodes
 from preprocess.stages.scan import count_edges
+from preprocess.stages.spread import (
+    ColumnReader,
+    EdgeReader,
+    RelationReader,
+    spread_columns,
+    spread_counts,
+)
 
 RANK, PARTITION = "rank", "partition"  # temporary files
-_MIN_READ = 1 << 12  # edges
 
 
 def counts_file(number: int) -> str:
@@ -70,7 +68,9 @@ class GraphStages:
         share: int,
         work: Path,
         progress: Progress,
+        executor: Executor | None = None,
     ) -> None:
+        self._executor = executor
         self._source, self._contents, self._options = source, contents, options
         self._share, self._work, self._progress = share, work, progress
         self._held: ColumnFile | None = None  # columns by source id, in memory
@@ -83,9 +83,7 @@ class GraphStages:
         """
         longest = 0
         for number, r in enumerate(self._contents.relations):
-            counts = count_edges(
-                self._source, r.source, r.undirected, r.keep_loops, self._share, self._progress
-            )
+            counts = self._count(r)
             longest = max(longest, int(counts.max(initial=0)) * r.widths.sort_bytes + COLUMN_BYTES)
             save_array(self._work / counts_file(number), counts)
         if needs_columns(self._options):
@@ -111,10 +109,8 @@ class GraphStages:
             path.unlink(missing_ok=True)
         file = ColumnFile(path, counts.size, total, edge)
         share = self._share - file.held_bytes
-        for columns in sorted_columns(
-            self._union_edges(bool(edge), share // 4), counts, self._union_widths(edge),
-            self._options.drop_equal, share, self._work, self._progress,
-        ):  # fmt: skip
+        readers, widths = self._union_edges(bool(edge)), self._union_widths(edge)
+        for columns in self._sorted(readers, counts, widths, self._options.drop_equal, share):
             file.append(columns)
         file.finish()
         if in_memory:
@@ -198,27 +194,22 @@ class GraphStages:
             yield from self._gathered(self._held, nodes, widths, share - self._held.held_bytes)
             return
         self.release_columns()
-        if nodes is not None and on_disk:
-            with self._reopened() as file:
-                counts = np.empty(dst.num_nodes, np.uint32)
-                take_counts(file.degrees, nodes.order[dst.first : dst.stop], 0, counts)
-                records = self._from_file(file, nodes.rank, share)
-                yield from sorted_columns(
-                    records, counts, widths, False, share, self._work, self._progress
-                )
+        rank = None if nodes is None else SavedArray(self._work / RANK, np.uint32, nodes.rank)
+        if nodes is not None and rank is not None and on_disk:
+            degrees = SavedArray(self._work / DEGREES, np.uint32)
+            counts = np.empty(dst.num_nodes, np.uint32)
+            take_counts(degrees.values, nodes.order[dst.first : dst.stop], 0, counts)
+            num_edges = int(counts.sum(dtype=np.int64))
+            columns = ColumnReader(self._work / COLUMNS, degrees, rank, dst.first, num_edges)
+            yield from self._sorted([columns], counts, widths, False, share)
             return
         counts = load_array(self._work / counts_file(number), np.uint32)
         if nodes is not None:
             moved = np.empty(counts.size, np.uint32)
             take_counts(counts, nodes.order[dst.first : dst.stop], dst.first, moved)
             counts = moved
-        records = source_edges(
-            self._source, relation.source, _stored_ends(relation, nodes), bool(widths.edge),
-            share // 4, self._progress,
-        )  # fmt: skip
-        yield from sorted_columns(
-            records, counts, widths, self._options.drop_equal, share, self._work, self._progress
-        )
+        edges = self._edges(relation, rank, dst.first, bool(widths.edge))
+        yield from self._sorted([edges], counts, widths, self._options.drop_equal, share)
 
     def release_columns(self) -> None:
         if self._held is not None:
@@ -247,29 +238,46 @@ class GraphStages:
         num_edges = sum(r.source.num_edges for r in self._contents.relations)
         return Widths.of("uint32", self._contents.num_nodes, edge, num_edges)
 
-    def _union_edges(self, with_ids: bool, share: int) -> Iterator[RawEdges]:
-        for r in self._contents.relations:
-            ends = Ends(r.undirected, r.keep_loops, src_first=r.src.first, dst_first=r.dst.first)
-            yield from source_edges(self._source, r.source, ends, with_ids, share, self._progress)
+    def _union_edges(self, with_ids: bool) -> list[EdgeReader]:
+        """Edges of all relations, by source id."""
+        return [self._edges(r, None, 0, with_ids) for r in self._contents.relations]
 
-    def _from_file(
-        self, file: ColumnFile, rank: NDArray[np.uint32], share: int
-    ) -> Iterator[RawEdges]:
-        """Columns by source id as edges: both ends will be renamed."""
-        each = 4 * (1 + COPIES) + FILLERS * (4 + RECORD_BYTES)
-        step = max(_MIN_READ, min(1 << 19, share // 4 // each))
-        base = self._contents.relations[0].dst.first
+    def _edges(
+        self, relation: RelationContents, rank: SavedArray | None, base: int, with_ids: bool
+    ) -> EdgeReader:
+        """Both ends by store id, or without `rank` by source id; columns count from `base`."""
+        r, src, dst = relation, relation.src, relation.dst
+        ends = Ends(r.undirected, r.keep_loops, src_first=src.first, dst_first=dst.first, base=base)
+        spans = slice(src.first, src.stop), slice(dst.first, dst.stop)
+        return RelationReader(self._source, r.source, ends, with_ids, rank, *spans)
 
-        def make(node: int, skip: int, read: Arrays, out: Records) -> int:
-            rename_columns(node, skip, file.degrees, read[0], rank, base, out.dst, out.src)
-            return read[0].size
+    def _count(self, relation: RelationContents) -> NDArray[np.uint32]:
+        r, source = relation, self._source
+        how = r.undirected, r.keep_loops, self._share
+        if self._executor is None or not divides(source, r.source):
+            return count_edges(source, r.source, *how, self._progress)
+        with task_folder(self._executor, self._work, self._progress) as folder:
+            return spread_counts(source, r.source, *how, folder)
 
-        node, skip = 0, 0
-        with self._progress.stage("bucket edges", file.num_edges, "edges") as stage:
-            for sources in file.read(0, file.num_edges, step):
-                yield RawEdges((sources,), partial(make, node, skip), sources.size)
-                node, skip = advance_columns(node, skip, file.degrees, sources.size)
-                stage.advance(sources.size)
+    def _sorted(
+        self,
+        readers: Sequence[EdgeReader],
+        counts: NDArray[np.uint32],
+        widths: Widths,
+        drop_equal: bool,
+        share: int,
+    ) -> Generator[WholeColumns]:
+        """All columns in order; by tasks, where there is an executor."""
+        if self._executor is None:
+            records = (edges for r in readers for edges in r.read(share // 4, self._progress))
+            yield from sorted_columns(
+                records, counts, widths, drop_equal, share, self._work, self._progress
+            )
+            return
+        with task_folder(self._executor, self._work, self._progress) as folder:
+            yield from spread_columns(
+                readers, counts, widths, drop_equal, share, folder, self._progress
+            )
 
     def _gathered(
         self, file: ColumnFile, nodes: NodeOrder, widths: Widths, share: int
@@ -295,15 +303,6 @@ class GraphStages:
                 stage.advance(size)
 
 
-def _stored_ends(relation: RelationContents, nodes: NodeOrder | None) -> Ends:
-    """Both ends by store id; columns count from the first node of their type."""
-    src, dst = relation.src, relation.dst
-    ranks: tuple[NDArray[Any], NDArray[Any]] = (NO_RANKS, NO_RANKS)
-    if nodes is not None:
-        ranks = nodes.rank[src.first : src.stop], nodes.rank[dst.first : dst.stop]
-    return Ends(relation.undirected, relation.keep_loops, *ranks, src.first, dst.first, dst.first)
-
-
 class IngestRun(PipelineRun):
     """The store that is written, and the graph between its stages."""
 
@@ -314,12 +313,13 @@ class IngestRun(PipelineRun):
         work: WorkFolder,
         progress: Progress,
         writer: StoreWriter,
+        executor: Executor | None = None,
     ) -> None:
         """`partition`: uint32 (num_nodes,), of each node, if one is given."""
         super().__init__(work, progress, writer)
-        self.writer, self.partition = writer, partition
+        self.writer, self.partition, self.executor = writer, partition, executor
         self.graph = GraphStages(
-            job.source, job.contents, job.options, job.share, work.path, progress
+            job.source, job.contents, job.options, job.share, work.path, progress, executor
         )
 
 

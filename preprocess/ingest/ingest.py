@@ -63,6 +63,7 @@ from preprocess.partition.partition import PartitionOptions, visited_fits
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import IngestPlan, IngestResult, StageResult
 from preprocess.pipeline.stage import Cost, Facts, RunPlan, Stage, resumable, temporary_bytes
+from preprocess.pipeline.tasks import Executor
 from preprocess.pipeline.work import STORE, check_free, sign
 from preprocess.sources.reverse import with_reverses
 from preprocess.sources.source import Source
@@ -83,6 +84,7 @@ def ingest(
     fresh: bool = False,
     partition: NDArray[np.uint32] | None = None,
     files: SourceFiles | None = None,
+    executor: Executor | None = None,
 ) -> IngestResult:
     """Write the store.
 
@@ -90,6 +92,8 @@ def ingest(
     partition  uint32 (num_nodes,)   of each node, numbered through all types: nodes stand
                partition by partition
     files      of the source, as they were when it was opened; None: as they are now
+    executor   of tasks that sort edges and place rows, each within the memory of the options; the
+               store is the same
 
     Raises BadInput, also for a file that changes meanwhile, StoreExists, BudgetTooSmall, StoreBusy
     and, where there is too little room from the start, OutOfSpace: nothing is left behind then.
@@ -108,9 +112,9 @@ def ingest(
             )  # fmt: skip
         source = with_reverses(source, options)
         check_left_out(source, options)
-        stages = IngestStages(source, list_contents(source, options), options)
+        stages = IngestStages(source, list_contents(source, options), options, executor is not None)
         facts = _sign_facts(source, options, partition)
-        return write_store(stages, target, files, progress, facts, fresh, partition)
+        return write_store(stages, target, files, progress, facts, fresh, partition, executor)
 
 
 def write_store(
@@ -121,6 +125,7 @@ def write_store(
     signed: Facts,
     fresh: bool,
     partition: NDArray[np.uint32] | None = None,
+    executor: Executor | None = None,
 ) -> IngestResult:
     """Run the stages in a work folder beside the target.
 
@@ -148,7 +153,7 @@ def write_store(
             folder=work.path / STORE,
         ) as writer,
     ):
-        run = IngestRun(job, partition, work, progress, writer)
+        run = IngestRun(job, partition, work, progress, writer, executor)
         run.execute(stages.first_stages())
         stages.decide(run)
         run.execute(stages.later_stages())
@@ -190,8 +195,12 @@ def _hops(
 class IngestStages:
     """All stages of an ingest, and the manifest of what they made."""
 
-    def __init__(self, source: Source, contents: Contents, options: IngestOptions) -> None:
+    def __init__(
+        self, source: Source, contents: Contents, options: IngestOptions, spread: bool = False
+    ) -> None:
         """Share out the memory.
+
+        spread   whether tasks of an executor will do what they can
 
         Raises BadInput; BudgetTooSmall with the minimum that would do for the ingest and its hops.
         """
@@ -202,7 +211,7 @@ class IngestStages:
         try:
             memory = plan_memory(contents, options)
             fit = columns_fit(contents, memory.share)
-            self.job = IngestJob(source, contents, options, memory, fit)
+            self.job = IngestJob(source, contents, options, memory, fit, spread)
         except BudgetTooSmall as error:
             refused.append(error)
         try:
@@ -308,7 +317,7 @@ class IngestStages:
         work: dict[str, float] = {"sorted_edges": edges} if job.columns_fit else {}
         item = column_item_bytes(job.contents) if job.columns_fit else 4
         held = item * edges if job.columns_fit else 0
-        passing = sort_bytes(edges, 4 + item, job.share - held)
+        passing = job.sort_bytes(edges, 4 + item, job.share - held)
         spent = [] if reads_columns(job.contents) else [COLUMNS, DEGREES]
         stages, sorting, columns = [], Cost(job.source_bytes + passing, passing, passing, work), 0
         if not job.columns_fit:

@@ -18,8 +18,8 @@ from preprocess.ingest.arrays import (
     split_stage,
     write_ids,
 )
-from preprocess.ingest.contents import SPLITS, row_disk_bytes, split_sizes
-from preprocess.ingest.graph import IngestRun, IngestStage
+from preprocess.ingest.contents import SPLITS, ArrayContent, row_disk_bytes, split_sizes
+from preprocess.ingest.graph import RANK, IngestRun, IngestStage
 from preprocess.ingest.plan import (
     CHECK,
     ORDER,
@@ -29,6 +29,8 @@ from preprocess.ingest.plan import (
     seeded_splits,
 )
 from preprocess.pipeline.stage import Cost, Facts
+from preprocess.pipeline.tasks import SavedArray, task_folder
+from preprocess.sources.source import divides
 from preprocess.stages.labels import (
     are_whole,
     label_dtype,
@@ -39,6 +41,7 @@ from preprocess.stages.labels import (
 )
 from preprocess.stages.rows import Emit, place_rows
 from preprocess.stages.scan import check_splits
+from preprocess.stages.spread import PlacedRows, spread_rows
 
 
 class TypeStages:
@@ -52,7 +55,8 @@ class TypeStages:
         job, t, place = self._job, self.type, self._place
         rank, found = 4 if job.options.renames else 0, [self._ids_stage()]
         for rows in t.features:
-            found += feature_stages(job, rows, place, rank, partial(_as_planned, rows.array), [])
+            planned = partial(_as_planned, rows.array)
+            found += feature_stages(job, rows, place, rank, planned, [], self._spread)
         if t.label is not None:
             found.append(placed_stage(job, t.label, self._label_pieces, place, rank, self._label))
         found += [split_stage(job, rows) for rows in t.splits]
@@ -88,6 +92,17 @@ class TypeStages:
         rank = nodes and nodes.rank[t.first : t.stop]
         local = rank - np.uint32(t.first) if rank is not None and t.first else rank
         place_rows(pieces, array, local, self._job.share, run.folder, emit, run.progress)
+
+    def _spread(self, run: IngestRun, rows: ArrayContent) -> bool:
+        """Have features written by tasks, where there is an executor; whether that was done."""
+        job, first = self._job, self.type.first
+        if run.executor is None or rows.is_stored or not divides(job.source, rows.source):
+            return False
+        rank = SavedArray(run.path(RANK), np.uint32) if job.options.renames else None
+        of = PlacedRows(job.source, rows.source, rows.array, job.options.allow_nan, rank, first)
+        with task_folder(run.executor, run.folder, run.progress) as folder:
+            spread_rows(of, job.share, folder, run.writer, job.memory.buffer)
+        return True
 
     def _label(self, run: IngestRun | None) -> RowArray:
         t = self.type

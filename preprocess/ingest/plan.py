@@ -58,11 +58,18 @@ class IngestJob:
     options: IngestOptions
     memory: MemoryPlan
     columns_fit: bool  # columns that give the order stay in memory
+    spread: bool = False  # tasks of an executor do what they can
 
     @property
     def share(self) -> int:
         """Bytes of memory for the stage that runs."""
         return self.memory.share
+
+    def sort_bytes(self, num_edges: int, key_bytes: int, share: int) -> int:
+        """Temporary bytes of edges being sorted, with `share` bytes of memory."""
+        if self.spread:  # what is to be sorted, beside what is, which takes no more
+            return 2 * num_edges * key_bytes
+        return sort_bytes(num_edges, key_bytes, share)
 
     @property
     def num_edges(self) -> int:

@@ -29,7 +29,6 @@ from preprocess.ingest.plan import (
     placed_bytes,
     reads_columns,
     rows_bytes,
-    sort_bytes,
 )
 from preprocess.kernels.edges import cut_ranges
 from preprocess.pipeline.stage import Cost, Facts
@@ -96,7 +95,7 @@ class RelationStages:
         """Bytes that sorting reads, and those that pass through temporary files."""
         job, relation, edges = self._job, self._relation, self._relation.most_edges
         read = edge_bytes(relation)
-        passing = sort_bytes(edges, relation.widths.key_bytes, job.share)
+        passing = job.sort_bytes(edges, relation.widths.key_bytes, job.share)
         if needs_columns(job.options) and job.columns_fit and len(job.contents.relations) == 1:
             read = passing = 0
         elif needs_columns(job.options) and reads_columns(job.contents):

@@ -96,6 +96,11 @@ class Progress:
         finally:
             stage.steps.remove(step)
 
+    def add(self, read_bytes: int, written_bytes: int, peak_bytes: int) -> None:
+        """A task of the stage that runs has ended in another process."""
+        if self._stage is not None:
+            self._stage.add(read_bytes, written_bytes, peak_bytes)
+
     def line(self, text: str) -> None:
         """Put a plain line out."""
         with self._lock:

@@ -64,10 +64,18 @@ class StageProgress:
         self.resumed = False  # an earlier run did it
         self.steps: list[PassProgress] = []  # that run
         self._before, self._begun = moved_bytes(), time.monotonic()
+        self._elsewhere = [0, 0]  # read and written by tasks in other processes
+
+    def add(self, read_bytes: int, written_bytes: int, peak_bytes: int) -> None:
+        """A task in another process has ended, which moved so much, with so much memory."""
+        self._elsewhere[0] += read_bytes
+        self._elsewhere[1] += written_bytes
+        self.peak_bytes = max(self.peak_bytes, peak_bytes)
 
     def update(self) -> None:
         read, written = moved_bytes()
-        self.read_bytes, self.written_bytes = read - self._before[0], written - self._before[1]
+        self.read_bytes = read - self._before[0] + self._elsewhere[0]
+        self.written_bytes = written - self._before[1] + self._elsewhere[1]
         self.elapsed_s = time.monotonic() - self._begun
 
 

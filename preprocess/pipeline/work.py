@@ -22,6 +22,7 @@ from blockstore.format import EXTEND_FOLDER, ROOT, array_paths
 from blockstore.io.files import flush, flush_below, missing_parents, naming
 from blockstore.lock import LOCK, lock_folder
 from blockstore.root import read_root
+from preprocess.errors import ExecutorLost
 from preprocess.files.array_file import held_open, remove_file
 from preprocess.files.buckets import SPARE
 
@@ -56,7 +57,7 @@ class WorkFolder(ExitStack):
 
     def __init__(self, target: Path, signature: str, fresh: bool) -> None:
         super().__init__()
-        _give_back_freed()
+        give_back_freed()
         self._target = target
         self._made = missing_parents(target)
         self.path = work_path(target)
@@ -211,7 +212,9 @@ class WorkFolder(ExitStack):
         with suppress(OSError, OutOfSpace):  # what it could not say did not happen, as after a kill
             self._settle()
         self._pool.shutdown()
-        worth_keeping = isinstance(error, OutOfSpace | OSError | KeyboardInterrupt | SystemExit)
+        worth_keeping = isinstance(
+            error, OutOfSpace | OSError | KeyboardInterrupt | SystemExit | ExecutorLost
+        )
         if worth_keeping and self._journal.stages and (self.path / _JOURNAL).exists():
             self._clean()
         else:
@@ -219,7 +222,7 @@ class WorkFolder(ExitStack):
         os.close(self._lock)
 
 
-def _give_back_freed() -> None:
+def give_back_freed() -> None:
     """So that --mem bounds what the process holds, large arrays are unmapped when they are freed.
 
     Left alone, glibc keeps freed arrays of up to 32 MiB in heaps, one for each thread.  Nothing

@@ -55,15 +55,17 @@ class ArrayRows:
         row_shape = shape[1:]
         if single is not None and prod(row_shape) == 1:
             row_shape = () if single else row_shape or (1,)
-        self.name, self.path = name, file.path
+        self.name, self.path, self.seeks = name, file.path, file.seeks
         self.form = SourceRows(
             name, file.dtype, row_shape, shape[0] if count is None else count, "dense", file.where
         )
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        stop = self._first + self.form.num_rows
+        return self.between(0, self.form.num_rows, count)
+
+    def between(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
         read = self._column_pieces if self._by_column else self._file.pieces
-        for piece in read(self._first, stop, count):
+        for piece in read(self._first + first, self._first + stop, count):
             yield piece.reshape(-1, *self.form.row_shape)
 
     def _column_pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
@@ -120,18 +122,23 @@ class EdgeArray:
         expected = f"{'(edges, 2)' if paired else '(2, edges)'} of integers"
         file.check(fits, expected, "transpose or convert it")
         self.path, self.where, self.num_edges = file.path, file.where, shape[1 - ends]
-        self._paired = paired
+        self._paired, self.seeks = paired, file.seeks
         self._together = paired != file.fortran_order  # both ends of an edge lie side by side
         self._file = file.transposed() if file.fortran_order else file
 
     def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """(src, dst), at most `count` at a time; the arrays are reused."""
+        return self.between(0, self.num_edges, count)
+
+    def between(
+        self, first: int, stop: int, count: int
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         if not self._together:
-            src, dst = (self._file.row(end).all_pieces(count) for end in (0, 1))
+            src, dst = (self._file.row(end).pieces(first, stop, count) for end in (0, 1))
             yield from zip(src, dst, strict=True)
             return
-        split = np.empty((2, min(count, self.num_edges)), self._file.dtype)
-        for pairs in self._file.all_pieces(count):
+        split = np.empty((2, min(count, stop - first)), self._file.dtype)
+        for pairs in self._file.pieces(first, stop, count):
             src_ids, dst_ids = split[:, : pairs.shape[0]]
             src_ids[:], dst_ids[:] = pairs[:, 0], pairs[:, 1]
             yield src_ids, dst_ids
@@ -145,11 +152,16 @@ class EdgeLists:
 
     def __init__(self, src: StoredArray, dst: StoredArray, where: str) -> None:
         self.path, self.where, self.num_edges = src.path, where, src.size
-        self._ends = src, dst
+        self._ends, self.seeks = (src, dst), src.seeks and dst.seeks
 
     def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """(src, dst), at most `count` at a time: both are read in step."""
-        src, dst = (end.all_pieces(count) for end in self._ends)
+        return self.between(0, self.num_edges, count)
+
+    def between(
+        self, first: int, stop: int, count: int
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        src, dst = (end.pieces(first, stop, count) for end in self._ends)
         return zip(src, dst, strict=True)
 
     def place(self, end: int, row: int) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,18 @@ class EdgeFile(Protocol):
 
     def place(self, end: int, row: int) -> str:
         """Of the source (0) or the target (1) of an edge, for messages."""
+
+
+@runtime_checkable
+class Seekable(Protocol):
+    """Edges or rows that can be read from anywhere."""
+
+    @property
+    def seeks(self) -> bool:
+        """Whether that costs no more than to read from the beginning."""
+
+    def between(self, first: int, stop: int, count: int) -> Iterator[Any]:
+        """As `pieces`, what is at [first, stop)."""
 
 
 class GraphSource:
@@ -130,13 +142,36 @@ class GraphSource:
         self, relation: SourceRelation, count: int
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """(src, dst), checked, at most `count` at a time."""
-        edges, done = self._edges[relation[:3]], 0
-        for piece in edges.pieces(max(count, 1)):
+        edges = self._edges[relation[:3]]
+        return self._checked(relation, edges, edges.pieces(max(count, 1)), 0)
+
+    def edges_between(
+        self, relation: SourceRelation, first: int, stop: int, count: int
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Those at [first, stop)."""
+        edges = self._edges[relation[:3]]
+        assert isinstance(edges, Seekable)
+        return self._checked(relation, edges, edges.between(first, stop, max(count, 1)), first)
+
+    def _checked(
+        self,
+        relation: SourceRelation,
+        edges: EdgeFile,
+        pieces: Iterator[tuple[NDArray[Any], NDArray[Any]]],
+        done: int,
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """`done`: edges before the first of the pieces."""
+        for piece in pieces:
             for end, ids in enumerate(piece):
                 owner = (relation.src, relation.dst)[end]
                 check_ids(ids, self.num_nodes[owner], owner, edges.place, end, done)
             yield piece
             done += piece[0].size
+
+    def divides(self, of: SourceRelation | SourceRows) -> bool:
+        """Whether its file can be read from anywhere."""
+        held = self._readers[of] if isinstance(of, SourceRows) else self._edges[of[:3]]
+        return isinstance(held, Seekable) and held.seeks
 
     def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
         return self._readable(self._arrays.get(relation[:3], []))
@@ -157,6 +192,14 @@ class GraphSource:
     def rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
         """Rows in order; the array may be reused, and is not to be written to."""
         return self._readers[rows].pieces(max(count, 1))
+
+    def rows_between(
+        self, rows: SourceRows, first: int, stop: int, count: int
+    ) -> Iterator[NDArray[Any]]:
+        """Those at [first, stop)."""
+        held = self._readers[rows]
+        assert isinstance(held, Seekable)
+        return held.between(first, stop, max(count, 1))
 
     def _add(self, others: list[RowStream], what: str, rows: RowStream) -> None:
         twice = next((r for r in others if r.name == rows.name), None)

@@ -34,7 +34,7 @@ from preprocess.kernels.edges import (
     split_values,
 )
 from preprocess.pipeline.progress import Progress
-from preprocess.sources.source import Source, SourceRelation
+from preprocess.sources.source import Source, SourceRelation, read_edges
 
 FILLERS = 3  # threads that bring edges into buckets
 # a record and what becomes of it in a thread: its fields 24, bucket 4, key and id 16
@@ -42,7 +42,7 @@ RECORD_BYTES = 44
 _READ_EDGE_BYTES = 16  # an edge of the source: as it is read, converted, and for each thread
 _SORTERS = 3  # buckets that are sorted at the same time
 COLUMN_BYTES = 16  # a column, while its bucket is sorted
-_BUCKET_BYTES = 32 << 20  # larger buckets are not faster to sort ...
+BUCKET_BYTES = 32 << 20  # larger buckets are not faster to sort ...
 _MOST_BUCKETS = 512  # ... but many mean small writes
 _GUIDE_BITS = 14
 _MOST_CHUNK = 1 << 19  # edges
@@ -86,6 +86,11 @@ class Widths:
         return 8 + (np.dtype(self.edge).itemsize if self.edge else 0)
 
     @property
+    def parts(self) -> list[tuple[Any, int]]:
+        """Dtype and width of what an edge is in a bucket: a key, and an edge id if it has one."""
+        return [(np.uint64, 1), *([(self.edge, 1)] if self.edge else [])]
+
+    @property
     def sort_bytes(self) -> int:
         """An edge while its bucket is sorted, what is in the bucket included."""
         words = 0 if self.edge is None else 24 if self.too_wide else 8
@@ -118,21 +123,26 @@ def source_edges(
     with_ids: bool,
     share: int,
     progress: Progress,
+    span: range | None = None,
 ) -> Iterator[RawEdges]:
-    """The source's edges: ends will be renamed, and the reverses added that are asked for."""
+    """The source's edges: ends will be renamed, and the reverses added that are asked for.
+
+    span   of the edges to read; None: all
+    """
     fold = 2 if ends.undirected else 1
     each = (2 + FILLERS) * _READ_EDGE_BYTES + FILLERS * fold * RECORD_BYTES
     chunk = max(1, min(_MOST_CHUNK, share // each))
     no_ids = np.empty(0, np.int64)
-    done = 0
+    span = range(relation.num_edges) if span is None else span
+    done = span.start
 
     def make(first: int, read: Arrays, out: Records) -> int:
         out = out if with_ids else out._replace(edge_ids=no_ids)
         count: int = expand_edges(read[0], read[1], first, relation.num_edges, ends, out)
         return count
 
-    with progress.stage("bucket edges", relation.num_edges, "edges") as stage:
-        for src, dst in source.edges(relation, chunk):
+    with progress.stage("bucket edges", len(span), "edges") as stage:
+        for src, dst in read_edges(source, relation, chunk, span):
             yield RawEdges((src, dst), partial(make, done), fold * src.size)
             done += src.size
             stage.advance(src.size)
@@ -162,9 +172,8 @@ def sorted_columns(
     room = share // 4 * (1 if in_memory else 3)
     bounds, sizes = cut_buckets(counts, widths, room, _SORTERS)
     del counts
-    parts: list[tuple[Any, int]] = [(np.uint64, 1), *([(widths.edge, 1)] if widths.edge else [])]
-    with Buckets(work / "edges", sizes, parts, in_memory, share // 8) as buckets:
-        _fill(records, bounds, int(bounds[-1]), widths, buckets)
+    with Buckets(work / "edges", sizes, widths.parts, in_memory, share // 8) as buckets:
+        fill_buckets(records, bounds, widths, buckets)
         with progress.stage("sort columns", total, "edges") as stage:
             made = _sort_buckets(buckets, bounds, sizes, widths, drop_equal, room)
             with closing(made):
@@ -210,27 +219,34 @@ def _sort_buckets(
 
 
 def cut_buckets(
-    counts: NDArray[np.uint32], widths: Widths, room: int, at_once: int = 1
+    counts: NDArray[np.uint32],
+    widths: Widths,
+    room: int,
+    at_once: int = 1,
+    usual_bytes: int = BUCKET_BYTES,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Ranges of columns that can be sorted in `room` bytes: (bounds, edges of each), int64.
 
     `at_once` of them, where no column is too long for that.  Smaller ones than would fit are
-    faster; the longest column, which must fit, is the minimum.
+    faster; the longest column, which must fit, is the minimum.  Of `usual_bytes` each, where that
+    does not make too many.
     """
     longest = int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES
     assert longest <= room
     total = int(counts.sum(dtype=np.int64)) * widths.sort_bytes
-    most = max(longest, min(room // at_once, max(_BUCKET_BYTES, total // _MOST_BUCKETS)))
+    most = max(longest, min(room // at_once, max(usual_bytes, total // _MOST_BUCKETS)))
     return cut_ranges(counts, widths.sort_bytes, COLUMN_BYTES, most)
 
 
-def _fill(
+def fill_buckets(
     records: Iterator[Records] | Iterator[RawEdges],
     bounds: NDArray[np.int64],
-    num_nodes: int,
     widths: Widths,
     buckets: Buckets,
+    fillers: int = FILLERS,
 ) -> None:
+    """Edges to the bucket of their target, in no order; `fillers`: threads."""
+    num_nodes = int(bounds[-1])
     shift = max(0, (num_nodes - 1).bit_length() - _GUIDE_BITS)
     cells = np.arange((num_nodes >> shift) + 1, dtype=np.int64) << shift
     guide = np.maximum(np.searchsorted(bounds, cells, side="right") - 1, 0).astype(np.uint32)
@@ -242,8 +258,8 @@ def _fill(
         with giving:
             buckets.append_grouped(filler.starts, parts)
 
-    fillers = [_Filler(widths, bounds.size) for _ in range(FILLERS)]
-    deal(_tagged(records), [partial(fill, filler) for filler in fillers])
+    threads = [_Filler(widths, bounds.size) for _ in range(fillers)]
+    deal(_tagged(records), [partial(fill, filler) for filler in threads])
     buckets.finish()
 
 

@@ -21,7 +21,7 @@ from preprocess.files.ahead import read_ahead
 from preprocess.files.buckets import Buckets
 from preprocess.kernels.rows import group_places, to_bfloat16
 from preprocess.pipeline.progress import Progress
-from preprocess.sources.source import Source, SourceRows
+from preprocess.sources.source import Source, SourceRows, read_rows
 
 _MOST_CHUNK_BYTES = 8 << 20
 # numbers from here on become infinite: half a step above the largest that the dtype holds
@@ -78,14 +78,19 @@ def checked_sums(rows: NDArray[np.float32], dtype: str, where: str, first: int) 
 
 
 def checked_features(
-    source: Source, rows: SourceRows, dtype: str, allow_nan: bool, share: int
+    source: Source,
+    rows: SourceRows,
+    dtype: str,
+    allow_nan: bool,
+    share: int,
+    span: range | None = None,
 ) -> Iterator[NDArray[Any]]:
-    """Features in the source's order, converted.
+    """Features in the source's order, converted; those of a span, or all.
 
     Raises BadInput: NaN where it is not allowed, a number that the dtype cannot hold.
     """
-    done = 0
-    for piece in source.rows(rows, source_chunk(rows, share)):
+    done = 0 if span is None else span.start
+    for piece in read_rows(source, rows, source_chunk(rows, share), span):
         if piece.dtype.kind == "f" or dtype == "float16":
             minimum, most = (
                 piece.min(initial=0),
@@ -152,7 +157,7 @@ def place_rows(
     `emit` must not keep what it is given.
     """
     if rank is not None:
-        placed = _with_ranks(pieces, rank)
+        placed = with_ranks(pieces, rank)
         dense = dense_bytes(share)
         scatter_rows(placed, array, rank.dtype, share, work, emit, progress, dense)
         return
@@ -165,9 +170,10 @@ def place_rows(
             stage.advance(piece.nbytes)
 
 
-def _with_ranks(
+def with_ranks(
     pieces: Iterator[NDArray[Any]], rank: NDArray[Any]
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """(rows, their new places), read ahead."""
     done = 0
     with closing(read_ahead(pieces)) as ahead:
         for piece in ahead:
@@ -217,15 +223,9 @@ def _place_by_bucket(
     sizes = np.full(num_buckets, per_bucket, np.int64)
     sizes[-1] = array.num_rows - per_bucket * (num_buckets - 1)
     dtype = numpy_dtype(array.dtype)
-    starts = np.empty(num_buckets + 1, np.int64)
     parts = [(dtype, width), (place_dtype, 1)]
     with Buckets(work / "rows", sizes, parts, False, share // 8) as buckets:
-        for piece, places in placed:
-            order = np.empty(places.size, np.int64)
-            group_places(places, per_bucket, starts, order)
-            buckets.append_chosen(starts, order, [piece, places])
-            advance(piece.nbytes // 2)
-        buckets.finish()
+        fill_row_buckets(placed, per_bucket, buckets, lambda size: advance(size // 2))
         step = chunk_rows(array.row_bytes, share)
         shape = (int(sizes[0]), *array.row_shape)
         dense = [np.empty(shape, dtype) for _ in range(min(2, num_buckets))]  # one is given away
@@ -247,6 +247,22 @@ def _place_by_bucket(
                     dense.reverse()
             assert giving is not None
             giving.result()
+
+
+def fill_row_buckets(
+    placed: Iterator[tuple[NDArray[Any], NDArray[Any]]],
+    per_bucket: int,
+    buckets: Buckets,
+    advance: Callable[[int], None],
+) -> None:
+    """(rows, their places) to the buckets of their places, of `per_bucket` rows each."""
+    starts = np.empty(len(buckets) + 1, np.int64)
+    for piece, places in placed:
+        order = np.empty(places.size, np.int64)
+        group_places(places, per_bucket, starts, order)
+        buckets.append_chosen(starts, order, [piece, places])
+        advance(piece.nbytes)
+    buckets.finish()
 
 
 def _bucket_rows(

@@ -12,10 +12,10 @@ from preprocess.files.ahead import Arrays, deal
 from preprocess.kernels.edges import count_targets
 from preprocess.kernels.rows import take_ids
 from preprocess.pipeline.progress import Progress
-from preprocess.sources.source import Source, SourceRelation, SourceRows
+from preprocess.sources.source import Source, SourceRelation, SourceRows, read_edges
 
 _READ_BYTES = 16  # an edge, as its two ends are read
-_COUNTERS = 3  # threads, each with counts of its own where half of the share holds them
+COUNTERS = 3  # threads, each with counts of its own where half of the share holds them
 _MOST_CHUNK = 1 << 19  # edges
 _SPLIT_IDS = 1 << 16
 
@@ -27,20 +27,25 @@ def count_edges(
     keep_loops: bool,
     share: int,
     progress: Progress,
+    span: range | None = None,
+    counters: int = COUNTERS,
 ) -> NDArray[np.uint32]:
     """Edges that each target will be given, reverses included, before equal ones are dropped.
+
+    span      of the edges to count; None: all
+    counters  threads at most
 
     Returns uint32 (num_nodes of the dst type,).  Raises BadInput: an id out of range.
     """
     counts = np.zeros(source.num_nodes[relation.dst], np.uint32)
-    more = min(_COUNTERS - 1, share // 2 // max(1, counts.nbytes))
+    more = min(counters - 1, share // 2 // max(1, counts.nbytes))
     parts = [counts, *(np.zeros_like(counts) for _ in range(more))]
     chunk = max(1, min(_MOST_CHUNK, share // 4 // (_READ_BYTES * (2 + len(parts)))))
-    done = 0
+    done, total = 0, relation.num_edges if span is None else len(span)
 
     def read() -> Iterator[tuple[Arrays, None]]:
         nonlocal done
-        for ends in source.edges(relation, chunk):
+        for ends in read_edges(source, relation, chunk, span):
             yield ends, None
             done += ends[0].size
             stage.advance(ends[0].size)
@@ -48,14 +53,12 @@ def count_edges(
     def count(part: NDArray[np.uint32], ends: Arrays, _: None) -> None:
         count_targets(ends[0], ends[1], undirected, keep_loops, part)
 
-    with progress.stage("count edges", relation.num_edges, "edges") as stage:
+    with progress.stage("count edges", total, "edges") as stage:
         deal(read(), [partial(count, part) for part in parts])
     for part in parts[1:]:
         counts += part
-    if done != relation.num_edges:
-        raise BadInput.at(
-            relation.where, f"{done:,} edges", f"{relation.num_edges:,}", "it changed while read"
-        )
+    if done != total:
+        raise BadInput.at(relation.where, f"{done:,} edges", f"{total:,}", "it changed while read")
     return counts
 
 

@@ -1,0 +1,416 @@
+"""Counting and sorting edges, and placing rows, by tasks of an executor.
+
+Tasks that fill read ranges of edges or rows, and leave a file of buckets each; tasks that take have
+a bucket each, and bring together what all files hold of it.  How ranges and buckets are cut never
+shows in what comes out: that is what one process makes by `stages.scan`, `stages.csc` and
+`stages.rows`, whose parts do the work here too.
+"""
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import RowArray, row_geometry
+from blockstore.store import numpy_dtype
+from blockstore.writer import RowsPart, StoreWriter
+from preprocess.files.ahead import COPIES, Arrays
+from preprocess.files.array_file import load_array, remove_file
+from preprocess.files.buckets import Buckets, KeptBuckets
+from preprocess.kernels.edges import Ends, Records
+from preprocess.kernels.levels import advance_columns, rename_columns
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.tasks import (
+    SavedArray,
+    TaskFolder,
+    cut_spans,
+    own_name,
+    put_array,
+)
+from preprocess.sources.source import Source, SourceRelation, SourceRows, divides
+from preprocess.stages.columns import ColumnFile
+from preprocess.stages.csc import (
+    BUCKET_BYTES,
+    FILLERS,
+    RECORD_BYTES,
+    ColumnSorter,
+    RawEdges,
+    WholeColumns,
+    Widths,
+    cut_buckets,
+    fill_buckets,
+    source_edges,
+)
+from preprocess.stages.rows import checked_features, chunk_rows, fill_row_buckets, with_ranks
+from preprocess.stages.scan import count_edges
+
+_MIN_READ = 1 << 12  # edges
+_MIN_BUCKET = 1 << 16  # bytes: with less to sort a task is not worth its start
+_MOST_ROW_BUCKET, _MOST_ROW_SPAN = 64 << 20, 1 << 29  # bytes
+
+
+class EdgeReader(Protocol):
+    """Edges that are read by ranges, by this process or by tasks."""
+
+    @property
+    def num_edges(self) -> int:
+        """To be read, before reverses are added."""
+
+    @property
+    def divides(self) -> bool:
+        """Whether tasks can read ranges of them."""
+
+    @property
+    def fold(self) -> int:
+        """Records that an edge may become."""
+
+    def read(self, share: int, progress: Progress, span: range | None = None) -> Iterator[RawEdges]:
+        """Those of a span, or all, as records of columns and sources; `share`: bytes of memory."""
+
+
+@dataclass(frozen=True)
+class RelationReader:
+    """Edges of a relation of the source.
+
+    ends    of them, without ranks
+    rank    store id of each node of the source; None: they are named as `ends` says
+    src, dst  where in `rank` the types of both ends are
+    """
+
+    source: Source
+    relation: SourceRelation
+    ends: Ends
+    with_ids: bool
+    rank: SavedArray | None
+    src: slice
+    dst: slice
+
+    @property
+    def num_edges(self) -> int:
+        return self.relation.num_edges
+
+    @property
+    def divides(self) -> bool:
+        return divides(self.source, self.relation)
+
+    @property
+    def fold(self) -> int:
+        return 2 if self.ends.undirected else 1
+
+    def read(self, share: int, progress: Progress, span: range | None = None) -> Iterator[RawEdges]:
+        ends = self.ends
+        if self.rank is not None:
+            rank = self.rank.values
+            ends = ends._replace(src_rank=rank[self.src], dst_rank=rank[self.dst])
+        return source_edges(self.source, self.relation, ends, self.with_ids, share, progress, span)
+
+
+@dataclass(frozen=True)
+class ColumnReader:
+    """Columns by source id in a file, as edges both of whose ends are renamed.
+
+    base   store id of the first column
+    """
+
+    path: Path
+    degrees: SavedArray
+    rank: SavedArray
+    base: int
+    num_edges: int
+    divides: bool = True
+    fold: int = 1
+
+    def read(self, share: int, progress: Progress, span: range | None = None) -> Iterator[RawEdges]:
+        each = 4 * (1 + COPIES) + FILLERS * (4 + RECORD_BYTES)
+        step = max(_MIN_READ, min(1 << 19, share // each))
+        span = range(self.num_edges) if span is None else span
+        degrees, rank = self.degrees.values, self.rank.values
+
+        def make(node: int, skip: int, read: Arrays, out: Records) -> int:
+            rename_columns(node, skip, degrees, read[0], rank, self.base, out.dst, out.src)
+            return read[0].size
+
+        node, skip = advance_columns(0, 0, degrees, span.start)
+        with (
+            ColumnFile.reopen(self.path, degrees) as file,
+            progress.stage("bucket edges", len(span), "edges") as stage,
+        ):
+            for sources in file.read(span.start, len(span), step):
+                yield RawEdges((sources,), partial(make, node, skip), sources.size)
+                node, skip = advance_columns(node, skip, degrees, sources.size)
+                stage.advance(sources.size)
+
+
+class CountTask(NamedTuple):
+    source: Source
+    relation: SourceRelation
+    undirected: bool
+    keep_loops: bool
+    share: int
+    span: range
+    out: Path  # file of the counts
+
+    def run(self, progress: Progress) -> None:
+        counts = count_edges(
+            self.source, self.relation, self.undirected, self.keep_loops, self.share, progress,
+            self.span, counters=1,
+        )  # fmt: skip
+        put_array(self.out, counts)
+
+
+def spread_counts(
+    source: Source,
+    relation: SourceRelation,
+    undirected: bool,
+    keep_loops: bool,
+    share: int,
+    folder: TaskFolder,
+) -> NDArray[np.uint32]:
+    """As `count_edges`, of a relation that is divided; a task has counts of its own."""
+    each = -(-relation.num_edges // folder.workers)
+    tasks = [
+        CountTask(
+            source, relation, undirected, keep_loops, share, span, folder.path / f"counts-{i}"
+        )
+        for i, span in enumerate(cut_spans(relation.num_edges, each))
+    ]
+    counts = np.zeros(source.num_nodes[relation.dst], np.uint32)
+    sizes = [len(t.span) for t in tasks]
+    with closing(folder.run("count edges", "edges", tasks, sizes)) as results:
+        for number, _ in results:
+            counts += load_array(tasks[number].out, np.uint32)
+            remove_file(tasks[number].out)
+    return counts
+
+
+class FillTask(NamedTuple):
+    """Edges of a span to the buckets of their targets, in a file of the task's own."""
+
+    reader: EdgeReader
+    span: range
+    bounds: NDArray[np.int64]  # first column of each bucket, then the end
+    sizes: NDArray[np.int64]  # (buckets,) the most records of each
+    widths: Widths
+    share: int
+    out: Path
+
+    def run(self, progress: Progress) -> KeptBuckets:
+        records = self.reader.read(self.share // 4, progress, self.span)
+        most = np.minimum(self.sizes, self.reader.fold * len(self.span))
+        room, parts = self.share // 8, self.widths.parts
+        with Buckets(own_name(self.out), most, parts, False, room, sparse=True) as buckets:
+            fill_buckets(records, self.bounds, self.widths, buckets, fillers=1)
+            return buckets.keep(self.out)
+
+
+class SortTask(NamedTuple):
+    """The columns of a bucket, out of the files of all tasks that filled, into three files."""
+
+    filled: Sequence[KeptBuckets]  # of the one bucket
+    first: int  # columns [first, stop)
+    stop: int
+    widths: Widths
+    drop_equal: bool
+    out: Path
+
+    def run(self, _: Progress) -> None:
+        taken = [self._take(part, dtype) for part, (dtype, _) in enumerate(self.widths.parts)]
+        ids = taken[1] if self.widths.edge else None
+        sorter = ColumnSorter(self.widths, self.drop_equal)
+        columns = sorter.from_bucket(taken[0], ids, self.first, self.stop)
+        for path, values in zip(self._files, (columns.degrees, *columns[2:]), strict=True):
+            if values is not None:
+                put_array(path, values)
+
+    def result(self) -> WholeColumns:
+        """What a run of it, anywhere, has left; the files are gone then."""
+        dtypes, held = ("int64", self.widths.node, self.widths.edge), []
+        for path, dtype in zip(self._files, dtypes, strict=True):
+            held.append(None if dtype is None else load_array(path, dtype))
+            path.unlink(missing_ok=True)
+        degrees, sources, edge_ids = held
+        assert degrees is not None
+        assert sources is not None
+        return WholeColumns(self.first, degrees, sources, edge_ids)
+
+    @property
+    def _files(self) -> list[Path]:
+        return [self.out.with_suffix(f".{name}") for name in ("degrees", "sources", "ids")]
+
+    def _take(self, part: int, dtype: Any) -> NDArray[Any]:
+        """A part of all records."""
+        ends = np.cumsum([0, *(int(kept.filled[0]) for kept in self.filled)])
+        out = np.empty(int(ends[-1]), dtype)
+        for kept, low, high in zip(self.filled, ends[:-1], ends[1:], strict=True):
+            kept.read(0, part, 0, out[low:high], out.itemsize)
+        return out
+
+
+def spread_columns(
+    readers: Sequence[EdgeReader],
+    counts: NDArray[np.uint32],
+    widths: Widths,
+    drop_equal: bool,
+    share: int,
+    folder: TaskFolder,
+    progress: Progress,
+) -> Generator[WholeColumns]:
+    """As `sorted_columns`, of edges in any order.
+
+    readers   what cannot be divided is read by this process
+    share     bytes of memory of a task, and of this process
+    """
+    total = int(counts.sum(dtype=np.int64)) * widths.sort_bytes
+    usual = max(_MIN_BUCKET, min(BUCKET_BYTES, total // (4 * folder.workers)))
+    bounds, sizes = cut_buckets(counts, widths, share // 4 * 3, usual_bytes=usual)
+    del counts
+
+    def fill(number: int, reader: EdgeReader, span: range) -> FillTask:
+        out = folder.path / f"edges-{number}-{span.start}"
+        return FillTask(reader, span, bounds, sizes, widths, share, out)
+
+    fills = [
+        fill(number, reader, span)
+        for number, reader in enumerate(readers)
+        if reader.divides
+        for span in folder.spans(reader.num_edges)
+    ]
+    filled = folder.run_all("bucket edges", "edges", fills, [len(task.span) for task in fills])
+    for number, reader in enumerate(readers):
+        if not reader.divides:
+            filled.append(fill(number, reader, range(reader.num_edges)).run(progress))
+    sorts = [
+        SortTask(
+            _of_bucket(filled, b), int(bounds[b]), int(bounds[b + 1]), widths, drop_equal,
+            folder.path / f"columns-{b}",
+        )
+        for b in range(sizes.size)
+    ]  # fmt: skip
+    with closing(folder.in_order("sort columns", "edges", sorts, sizes.tolist())) as results:
+        for task, _ in zip(sorts, results, strict=True):
+            yield task.result()
+    for kept in filled:
+        remove_file(kept.path)
+
+
+def _of_bucket(filled: Sequence[KeptBuckets], bucket: int) -> list[KeptBuckets]:
+    """What a task needs to know of the files: of its one bucket, as if that were number 0."""
+    some = slice(bucket, bucket + 1)
+    return [
+        KeptBuckets(kept.path, kept.begins[some], kept.filled[some])
+        for kept in filled
+        if kept.filled[bucket]
+    ]
+
+
+class PlacedRows(NamedTuple):
+    """An array of features of the source, and the places that its rows go to."""
+
+    source: Source
+    rows: SourceRows
+    array: RowArray
+    allow_nan: bool
+    rank: SavedArray | None  # store id of each node; None: rows stay where they are
+    first: int  # number of the type's first node
+
+
+class FillRowsTask(NamedTuple):
+    """Rows of a span, checked and converted, to the buckets of their new places."""
+
+    of: PlacedRows
+    span: range
+    per_bucket: int
+    share: int
+    out: Path
+
+    def run(self, progress: Progress) -> KeptBuckets:
+        array, span, first = self.of.array, self.span, self.of.first
+        if self.of.rank is None:
+            places = np.arange(span.start, span.stop, dtype=np.uint64)
+        else:
+            places = self.of.rank.values[first + span.start : first + span.stop]
+            places = places.astype(np.uint64) - np.uint64(first)
+        pieces = checked_features(
+            self.of.source, self.of.rows, array.dtype, self.of.allow_nan, self.share, span
+        )
+        num_buckets = -(-array.num_rows // self.per_bucket)
+        sizes = np.full(num_buckets, min(self.per_bucket, len(span)), np.int64)
+        parts = [(numpy_dtype(array.dtype), array.row_items), (places.dtype, 1)]
+        name, room = own_name(self.out), self.share // 8
+        with (
+            progress.stage(array.path, len(span) * array.row_bytes, "B") as step,
+            Buckets(name, sizes, parts, False, room, sparse=True) as buckets,
+        ):
+            fill_row_buckets(with_ranks(pieces, places), self.per_bucket, buckets, step.advance)
+            return buckets.keep(self.out)
+
+
+class PlaceRowsTask(NamedTuple):
+    """A bucket's rows in order, out of all files, into their blocks; it returns page crcs."""
+
+    filled: Sequence[KeptBuckets]  # of the one bucket
+    array: RowArray
+    span: range  # rows of the store
+    share: int
+    root: Path  # of the store being written
+    block_bytes: int
+    buffer_bytes: int
+
+    def run(self, _: Progress) -> NDArray[np.uint32]:
+        array, first = self.array, self.span.start
+        dtype = numpy_dtype(array.dtype)
+        dense = np.empty((len(self.span), *array.row_shape), dtype)
+        step = chunk_rows(array.row_bytes, self.share)
+        for kept in self.filled:
+            held = int(kept.filled[0])
+            for low in range(0, held, step):
+                rows = np.empty((min(step, held - low), *array.row_shape), dtype)
+                places = np.empty(rows.shape[0], np.uint64)
+                kept.read(0, 0, low, rows, array.row_bytes)
+                kept.read(0, 1, low, places, places.itemsize)
+                dense[places - np.uint64(first)] = rows
+        block = first // row_geometry(array, self.block_bytes).rows_per_block
+        part = RowsPart(self.root, array, self.block_bytes, self.buffer_bytes, block)
+        part.append(dense)
+        return part.close()
+
+
+def spread_rows(
+    of: PlacedRows, share: int, folder: TaskFolder, writer: StoreWriter, buffer_bytes: int
+) -> None:
+    """As `place_rows` into the blocks of an array: tasks write them, each some blocks.
+
+    share          bytes of memory of a task
+    buffer_bytes   of each of two buffers of a task
+    """
+    array = of.array
+    per_block = row_geometry(array, writer.block_bytes).rows_per_block
+    blocks = min(_MOST_ROW_BUCKET, share // 4) // (per_block * array.row_bytes)
+    per_bucket = (
+        max(1, min(blocks, -(-array.num_rows // (4 * folder.workers * per_block)))) * per_block
+    )
+    fills = [
+        FillRowsTask(of, span, per_bucket, share, folder.path / f"rows-{span.start}")
+        for span in folder.spans(array.num_rows, _MOST_ROW_SPAN // array.row_bytes)
+    ]
+    row_bytes = array.row_bytes
+    filled = folder.run_all(
+        f"{array.path}: bucket rows", "B", fills, [len(task.span) * row_bytes for task in fills]
+    )
+    writer.begin_parts(array)
+    places = [
+        PlaceRowsTask(
+            _of_bucket(filled, b), array, span, share, writer.folder, writer.block_bytes,
+            buffer_bytes,
+        )
+        for b, span in enumerate(cut_spans(array.num_rows, per_bucket))
+    ]  # fmt: skip
+    crcs = folder.run_all(array.path, "B", places, [len(task.span) * row_bytes for task in places])
+    writer.end_parts(array, np.concatenate(crcs))
+    for kept in filled:
+        remove_file(kept.path)
