@@ -6,7 +6,9 @@ the store.  It fails if a run took more than its `--mem`, was killed, or made ot
 first.  Options of `blockstore ingest` stand after `--`, as in `... ingest SOURCE -- --undirected`.
 With `--kills 20` each store is made again, outside of a group: so often the command is killed
 (SIGKILL, all its threads) at a moment drawn from the whole time of the undisturbed run, and run
-again.  It must end by itself, leave nothing beside the store, and make the same bytes.
+again.  It must end by itself, leave nothing beside the store, and make the same bytes.  With
+`--worker-kills 20 ... -- --ray local:2` so many processes that run tasks are killed, while the
+command goes on.
 
 `python -m tools.memory attach` serves a graph to clients that attach, several at a time, with
 millions of ids, times, masks and huge fanouts, or announce ids and send none, too many or others,
@@ -16,7 +18,9 @@ not those of an undisturbed one, or anything else that a scene of faults checks
 (`tools.faults.runner`).
 """
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,7 +51,7 @@ from loaderd.api.protocol import (
     decode_daemon,
     encode,
 )
-from tools.bench.resources import resident_bytes
+from tools.bench.resources import PROC, descendants, resident_bytes
 from tools.bench.setup import stage_ends
 from tools.command import byte_size, parse, put, split_options, stamped
 from tools.faults.runner import CONTEXT, Scene, SceneOptions, scene
@@ -59,6 +63,7 @@ SLACK_BYTES = 256 << 20  # interpreter and libraries
 BESIDE = "trainer"
 _DRAWS = 10  # for each kill: a moment may lie behind the end of a run
 _LOOK_S = 0.01  # between looks at memory
+_MOST_WAIT_S = 2.0  # between kills of workers
 _ATTACHERS = 6  # clients at a time
 _KINDS = ("ids", "times", "mask", "edges", "fanouts", "none", "others", "large", "late")
 _PLANS = ("auto", "minibatch", "minibatch", "minibatch")  # `auto` samples before it is open
@@ -229,6 +234,43 @@ def _connected(endpoint: str) -> Iterator[tuple[int, "zmq.Socket[bytes]"]]:
             yield attachment.token, dealer
 
 
+def kill_workers(
+    kills: int, moments: Random, store: Path, expected: dict[str, str], *words: str
+) -> Iterator[dict[str, Any]]:
+    """Ingests on Ray, some processes of whose tasks are killed, until so many were; a line each.
+
+    Raises SystemExit: a command failed, or a store differs.
+    """
+    done = 0
+    while done < kills:
+        shutil.rmtree(store, ignore_errors=True)
+        process = inside(None, "preprocess", "ingest", *words, "--json")
+        here = 0
+        while True:
+            try:
+                text, errors = process.communicate(timeout=moments.uniform(0.1, _MOST_WAIT_S))
+                break
+            except subprocess.TimeoutExpired:
+                workers = [pid for pid in descendants(process.pid) if is_task(pid)]
+                if workers and done + here < kills:
+                    os.kill(moments.choice(workers), signal.SIGKILL)
+                    here += 1
+        other = differences(expected, file_digests(store)) if not process.returncode else [errors]
+        if other:
+            raise SystemExit(f"after {here} kills of workers: {', '.join(other)}")
+        done += here
+        seconds = sum(end["elapsed_s"] for end in stage_ends(text))
+        yield {"worker_kills": here, "same": True, "seconds": round(seconds, 2)}
+
+
+def is_task(pid: int) -> bool:
+    """Whether a process of Ray runs a task now."""
+    try:
+        return (PROC / str(pid) / "cmdline").read_bytes().startswith(b"ray::blockstore")
+    except OSError:
+        return False
+
+
 @dataclass(frozen=True)
 class AttachOptions(SceneOptions):
     mem: Annotated[str, byte_size, "of the daemon"] = "64M"
@@ -281,6 +323,7 @@ class MemoryIngestOptions:
     mem: Annotated[tuple[str, ...], byte_size] = ("512M", "4G")
     folder: Annotated[Path | None, "for a store at a time; else beside the source"] = None
     kills: Annotated[int, "at random moments, outside of a group"] = 0
+    worker_kills: Annotated[int, "of processes that run tasks, with --ray"] = 0
     seed: int = 0
     out: Annotated[Path | None, "append a line of JSON for each"] = None
 
@@ -293,7 +336,7 @@ def ingest(words: Sequence[str], options: Sequence[str]) -> list[dict[str, Any]]
     lines = []
     for mem in given.mem:
         limit = parse_bytes(mem) + SLACK_BYTES
-        held = nullcontext() if given.kills else group(limit)
+        held = nullcontext() if given.kills or given.worker_kills else group(limit)
         with tempfile.TemporaryDirectory(dir=folder) as name, held as limits:
             store = Path(name) / "store"
             words = [str(given.source), str(store), "--mem", mem, *options]
@@ -303,6 +346,8 @@ def ingest(words: Sequence[str], options: Sequence[str]) -> list[dict[str, Any]]
             killed = kill_often(
                 given.kills, Random(given.seed), store, digests, run["seconds"], *words
             )
+            lines += [put(line, given.out) for line in killed]
+            killed = kill_workers(given.worker_kills, Random(given.seed), store, digests, *words)
             lines += [put(line, given.out) for line in killed]
         first = first or digests
         line = stamped(
