@@ -9,8 +9,9 @@ import logging
 import os
 import re
 import signal
+import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
 from importlib.util import find_spec
 from threading import current_thread, main_thread
@@ -42,7 +43,8 @@ def ray_executor(address: str, mem_bytes: int) -> Iterator["RayExecutor"]:
     try:
         if current_thread() is main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray takes it over
-        yield RayExecutor(ray, address, mem_bytes)
+        with redirect_stdout(sys.stderr):  # Ray prints there that a worker has died
+            yield RayExecutor(ray, address, mem_bytes)
     finally:
         ray.shutdown()
 
