@@ -39,14 +39,14 @@ def ray_executor(address: str, mem_bytes: int) -> Iterator["RayExecutor"]:
     """
     ray = _import_ray(address)
     before = signal.getsignal(signal.SIGTERM)
-    _connect(ray, address)
-    try:
-        if current_thread() is main_thread():
-            signal.signal(signal.SIGTERM, before)  # Ray takes it over
-        with redirect_stdout(sys.stderr):  # Ray prints there that a worker has died
+    with redirect_stdout(sys.stderr):  # Ray prints there that a worker has died, until its end
+        _connect(ray, address)
+        try:
+            if current_thread() is main_thread():
+                signal.signal(signal.SIGTERM, before)  # Ray takes it over
             yield RayExecutor(ray, address, mem_bytes)
-    finally:
-        ray.shutdown()
+        finally:
+            ray.shutdown()
 
 
 class RayExecutor:
