@@ -135,6 +135,18 @@ def test_every_way_of_macro_batches(graph, tmp_path):
     assert found[0]["steps"] < found[1]["steps"]
 
 
+def test_home_placement_and_data_parallelism(graph, tmp_path):
+    out = tmp_path / "lines"
+    words = ["--epochs", "5", "--num-neighbors", "3", "2", "--hidden", "8", "--seeds", "1"]
+    words += ["--batch-size", "40", "--learning-rate", "0.03", "--dropout", "0", "--mem", "32M"]
+    main(["home", str(graph), *words, "--out", str(out)])
+    parallel, home = read_lines(out)
+    assert (parallel["way"], home["way"]) == ("data parallel", "home")
+    assert parallel["steps"] == home["steps"] > 1
+    assert home["accuracy"] == pytest.approx(parallel["accuracy"], abs=1)  # the same gradients
+    assert 40 < home["accuracy"] <= 100  # of four classes
+
+
 def test_models_on_hops(graph, tmp_path):
     out = tmp_path / "lines"
     words = ["--hops", "1", "--epochs", "8", "--batch-size", "10", "--hidden", "8", "--seeds", "1"]

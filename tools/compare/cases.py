@@ -19,6 +19,7 @@ from clients import pyg
 from clients.large.batch import PartitionDraws
 from clients.large.dataset import LargeDataset
 from clients.large.history import HistoricalEmbeddings, HistoryTables, TableSpec
+from clients.micrograph.dataset import HomeDataset
 from clients.ranks import Ranks
 from clients.torch import HopDataset, NeighborDataset
 from tools.compare import tasks
@@ -117,6 +118,27 @@ def large(run: TrainingRun) -> Iterable[Any]:
         run.endpoint, "train", options.num_neighbors, options.batch_size, seed=run.seed,
         **run.way.options,
     )  # fmt: skip
+
+
+class OfAllRanks:
+    """Steps of one trainer that stands for all ranks: the batches of each, of one global batch."""
+
+    def __init__(self, run: TrainingRun, data: Callable[..., Iterable[Any]]) -> None:
+        options, ranks = run.options, tasks.HOME_RANKS
+        self._ranks: list[Any] = [
+            data(
+                run.endpoint, "train", options.num_neighbors, options.batch_size, seed=run.seed,
+                frontier="layer", rank=rank, world_size=ranks, **run.way.options,
+            )
+            for rank in range(ranks)
+        ]  # fmt: skip
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        return zip(*self._ranks, strict=True)
+
+    def close(self) -> None:
+        for data in self._ranks:
+            data.close()
 
 
 class WithHistory:
@@ -224,6 +246,18 @@ def large_ways(options: CompareOptions) -> list[Way]:
     return found
 
 
+def home_ways(_options: CompareOptions) -> list[Way]:
+    """A global batch divided by ranges, and by the owners of its seeds."""
+    base = "data parallel"
+    return [
+        Way(base, partial(OfAllRanks, data=NeighborDataset), base),
+        Way(
+            "home", partial(OfAllRanks, data=HomeDataset), base,
+            options={"owners": tasks.HOME_OWNERS},
+        ),
+    ]  # fmt: skip
+
+
 def hop_ways(options: CompareOptions) -> list[Way]:
     """Each model on rows in any order, and on chunks of several sizes."""
     operator, _, loops = options.operator.partition("+")
@@ -271,6 +305,11 @@ CASES = {
     "labor": Case(
         "batches by LABOR against those by neighbor sampling",
         tasks.NodeTask, labor_ways, {"epochs": 20},
+    ),
+    "home": Case(
+        "four ranks that train the seeds they own against four with a range of the batch each",
+        tasks.HomeTask, home_ways,
+        {"epochs": 5, "num_neighbors": (10, 10), "batch_size": 1024, "hidden": 64},
     ),
     "hops": Case(
         "models on propagated features: chunks of rows against rows in any order",

@@ -18,6 +18,7 @@ from torch_geometric.nn import GraphSAGE, to_hetero
 from torch_geometric.utils import to_undirected
 from torchmetrics.functional.classification import binary_auroc
 
+from blockstore.owners import list_owners
 from blockstore.store import open_store, read_rows
 from clients.hopwise.dataset import HopDataset
 from clients.hopwise.models import ALONE, make_model
@@ -27,6 +28,7 @@ from clients.models import GraphSage
 from clients.torch import Batch
 from preprocess.errors import BadInput
 from preprocess.export.edges import columns_of
+from tools.bench.setup import command
 from tools.command import byte_size
 
 
@@ -183,6 +185,33 @@ class NodeTask:
         """Accuracy over the whole graph; valid is not looked at."""
         right = self.logits(model, self.data).argmax(dim=1) == self._of(self.data).y
         return 0.0, 100 * float(right[self._test].double().mean())
+
+
+HOME_RANKS, HOME_OWNERS = 4, "four"
+
+
+class HomeTask(NodeTask):
+    """The same, by several ranks: the loss of a step is the mean of all seeds of all of them."""
+
+    def __init__(self, options: CompareOptions, served: ServedStore) -> None:
+        super().__init__(options, served)
+        if HOME_OWNERS not in list_owners(open_store(served.store)):
+            words = [
+                "--name",
+                HOME_OWNERS,
+                "--owners",
+                str(HOME_RANKS),
+            ]
+            command("preprocess", "owners", str(served.store), *words)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Of the batches of all ranks; one without seeds adds nothing."""
+        some = [each for each in batch if each.batch_size]
+        size = sum(each.batch_size for each in some)
+        parts = [
+            super(HomeTask, self).loss(model, each) * (each.batch_size / size) for each in some
+        ]
+        return torch.stack(parts).sum()
 
 
 class HistoryStep(NamedTuple):
