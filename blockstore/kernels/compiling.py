@@ -141,15 +141,16 @@ def main() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     out = os.dup(1)
     os.dup2(2, 1)  # whatever is printed is no answer
-    while asked := _read(sys.stdin.buffer):
-        module, name, signature = pickle.loads(asked)  # noqa: S301 from who started this process
-        try:
-            getattr(importlib.import_module(module), name).compile(signature)
-        except Exception as error:
-            sys.stderr.write(f"{module}.{name}: {type(error).__name__}: {error}\n")
-            os.write(out, _FAILED)
-        else:
-            os.write(out, _DONE)
+    with contextlib.suppress(BrokenPipeError):  # who asked has been killed
+        while asked := _read(sys.stdin.buffer):
+            module, name, signature = pickle.loads(asked)  # noqa: S301 from who started this process
+            try:
+                getattr(importlib.import_module(module), name).compile(signature)
+            except Exception as error:
+                sys.stderr.write(f"{module}.{name}: {type(error).__name__}: {error}\n")
+                os.write(out, _FAILED)
+            else:
+                os.write(out, _DONE)
 
 
 if __name__ == "__main__":

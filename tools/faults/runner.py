@@ -218,8 +218,10 @@ class DaemonProcess:
         if code or left:
             raise SystemExit(f"the daemon ended with {code}: {self.last_line()}; left: {left}")
         lines = self.log.read_text(errors="replace").splitlines()
-        if found := [x for x in lines if re.search(r" ERROR | CRITICAL |Traceback", x)]:
-            raise SystemExit(f"{len(found)} errors in the log, the first: {found[0]}")
+        found = [i for i, x in enumerate(lines) if re.search(r" ERROR | CRITICAL |Traceback", x)]
+        if found:
+            first = "\n".join(lines[max(0, found[0] - 3) : found[0] + 40])
+            raise SystemExit(f"{len(found)} errors in the log, the first:\n{first}")
         return counters
 
 

@@ -1,11 +1,14 @@
 """Kernels compiled by a child: a process that has it compiles nothing itself."""
 
 import os
+import pickle
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from numba import int64
 
 ROOT = Path(__file__).resolve().parents[3]
 KERNEL = """
@@ -64,3 +67,21 @@ def test_what_a_child_cannot_find_is_compiled_here(tmp_path):
 @pytest.mark.parametrize("program", ["/bin/false", "/nowhere/python"])
 def test_without_a_child_this_process_compiles(tmp_path, program):
     assert "['twice']" in run(tmp_path, f"import sys; sys.executable = {program!r}", "0")
+
+
+@pytest.mark.parametrize("name", ["twice", "absent"])
+def test_a_child_whose_parent_was_killed_ends_without_a_word(tmp_path, name):
+    (tmp_path / "doubling.py").write_text(KERNEL)
+    asked = pickle.dumps(("doubling", name, (int64,)))
+    with subprocess.Popen(
+        [sys.executable, "-m", "blockstore.kernels.compiling"], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    ) as child:  # fmt: skip
+        child.stdout.close()
+        child.stdin.write(struct.pack("<Q", len(asked)) + asked)
+        child.stdin.close()
+        said = child.stderr.read().decode()
+    assert child.returncode == 0
+    assert "Traceback" not in said
+    assert len(said.splitlines()) == (name == "absent")
