@@ -57,14 +57,14 @@ AnyEndpoint = Annotated[
     str, Option(envvar="LOADERD_ENDPOINT", help=f"{_WHERE}, or tcp://HOST:PORT")
 ]
 Json = Annotated[bool, Option("--json", help="for scripts")]
-Mem = Annotated[str, Option(help="memory that `serve` is to use")]
+Mem = Annotated[str, Option(help="memory that `serve` is to use", metavar="SIZE")]
 
 
 @dataclass(frozen=True)
 class DaemonResources:
     """Resources."""
 
-    mem: str = _serve("MEM", "2G", "memory to use, such as 512M or 32G")
+    mem: str = _serve("MEM", "2G", "memory to use, such as 512M or 32G", metavar="SIZE")
     workers: int = _serve("WORKERS", 0, "threads that build batches; 0: as cores", min=0, max=256)
     readers: int = _serve("READERS", 0, "threads that read blocks; 0: eight", min=0, max=256)
 
@@ -80,7 +80,9 @@ class ServeResources(DaemonResources):
     session_share: float = _serve(
         "SESSION_SHARE", 0.95, "of free memory that a session of hyperbatches takes", min=0.1, max=1
     )
-    reserve: str = _serve("RESERVE", "", "of the memory, for tables of stores that a reload opens")
+    reserve: str = _serve(
+        "RESERVE", "", "of the memory, for tables of stores that a reload opens", metavar="SIZE"
+    )
     while_used: Path | None = _serve(
         "WHILE_USED", None, "end when no other process holds a lock (flock) on this file"
     )
@@ -135,7 +137,9 @@ class OtherMachines:
 
     listen: str = _serve("LISTEN", "", "tcp://HOST:PORT, where they are served")
     keys: Path | None = _serve("SERVE_KEYS", None, "folder of keys, for --listen")
-    remote_credit: str = _serve("REMOTE_CREDIT", "128M", "bytes on their way to one session")
+    remote_credit: str = _serve(
+        "REMOTE_CREDIT", "128M", "bytes on their way to one session", metavar="SIZE"
+    )
     peers: Path | None = _serve("PEERS", None, "file: where the other parts of the store are")
     peer_wait: float = _serve("PEER_WAIT", WAIT_S, "seconds that a peer may stay away", min=0)
 
@@ -166,7 +170,9 @@ class ObjectStorage:
     """Object storage."""
 
     cache: Path | None = _serve("CACHE", None, "folder for pages of stores that are URLs")
-    cache_size: str = _serve("CACHE_SIZE", "", "of that folder at most, such as 200G")
+    cache_size: str = _serve(
+        "CACHE_SIZE", "", "of that folder at most, such as 200G", metavar="SIZE"
+    )
     object_wait: float = _serve(
         "OBJECT_WAIT", WAIT_OBJECT_S, "seconds that an object may be tried", min=0
     )

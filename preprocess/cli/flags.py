@@ -30,7 +30,7 @@ from preprocess.partition.partition import PartitionOptions
 from preprocess.sources.layouts import LAYOUTS
 
 _MEM, _FRESH = "memory to use, such as 512M or 2G", "start from scratch, whatever a run has left"
-Mem = Annotated[str, Option(help=_MEM)]
+Mem = Annotated[str, Option(help=_MEM, metavar="SIZE")]
 ObjectWait = Annotated[
     float, Option("--object-wait", help="seconds that an object is tried", min=0)
 ]
@@ -87,7 +87,7 @@ class StoreFlags:
     """Store."""
 
     dtype: FeatureDtype = flag("float32", "of features in the store")
-    block_size: str = flag("1M", "unit of disk I/O: 4K to 16M")
+    block_size: str = flag("1M", "unit of disk I/O: 4K to 16M", metavar="SIZE")
     edge_ids: bool = flag(False, "keep the id of each edge")
     ids: Ids = flag("auto", "width of node ids")
     order: NodeOrder = flag("bfs", "of nodes in the store")
@@ -175,7 +175,7 @@ class OwnerFlags(OwnerOptions):
 class IngestResources:
     """Resources."""
 
-    mem: str = flag("2G", _MEM)
+    mem: str = flag("2G", _MEM, metavar="SIZE")
     fresh: bool = flag(False, _FRESH, "--fresh")
 
 

@@ -23,7 +23,7 @@ from preprocess.pipeline.tasks import Task, TaskResult, run_task
 
 _ADDRESS = re.compile(r"auto|local:(?P<workers>\d+)|ray://[^/:]+:\d+")
 _EXPECTED = "auto, local:N with at least one worker, or ray://HOST:PORT"
-_OLDEST = (2, 9)  # that this is known to work with
+_OLDEST = (2, 60)  # that this is known to work with
 _RETRIES = 32  # of a task whose process or node has died
 _AHEAD = 2  # tasks that Ray has for each worker: the next one begins at once
 _OBJECT_BYTES = 80 << 20  # of Ray's own store, which is not used: about the least that it takes

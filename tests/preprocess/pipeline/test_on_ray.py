@@ -91,7 +91,7 @@ def test_a_missing_or_old_ray_is_refused(
         assert 'pip install "blockstore[ray]"' in line
     monkeypatch.setattr(on_ray, "find_spec", lambda name: object())
     monkeypatch.setattr(on_ray, "version", lambda name: "1.13.0")
-    assert "found Ray 1.13.0, expected 2.9 or newer" in refused(*words)
+    assert "found Ray 1.13.0, expected 2.60 or newer" in refused(*words)
     assert [p.name for p in tmp_path.iterdir()] == ["graph"]
 
 
