@@ -323,7 +323,7 @@ def test_odd_messages_are_answered(client):
     client.dealer.send_multipart([b"", encode(StatusRequest())])  # as a REQ socket frames it
     assert client.receive().error == "BadMessage"
     client.dealer.send(msgspec.msgpack.encode((1, {"kind": "status"})))
-    assert "protocol 1, this side 4" in client.receive().message
+    assert "protocol 1, this side 5" in client.receive().message
     client.dealer.send_multipart([encode(StatusRequest()), b"x", b"y"])
     assert "too many" in client.receive().message
     client.send(Ids(request=7, first=0, numbers=bytes(8)))  # nobody asked for them: no answer
