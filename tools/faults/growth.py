@@ -108,10 +108,12 @@ def slope(times: NDArray[np.float64], values: NDArray[np.float64]) -> float:
     return float(theilslopes(values[chosen], times[chosen]).slope)
 
 
-def growths(samples: Sequence[ProcessSample], warm_up: float) -> list[Growth]:
-    """Of each figure, without the first share `warm_up` of the samples.
+def growths(
+    samples: Sequence[ProcessSample], warm_up: float, allowed: Mapping[str, float] = ALLOWED
+) -> list[Growth]:
+    """Of each figure of `allowed`, without the first share `warm_up` of the samples.
 
-    Flat is what grows by no more than `ALLOWED`, both by its slope and from the first tenth to the
+    Flat is what grows by no more than `allowed`, both by its slope and from the first tenth to the
     last, loads of code and what sessions have left out; what shrinks is.  Raises ValueError: fewer
     than ten samples are left after warm-up.
     """
@@ -122,7 +124,7 @@ def growths(samples: Sequence[ProcessSample], warm_up: float) -> list[Growth]:
     code = np.array([s.code_bytes for s in kept], np.float64)
     span = times[-1] - times[0]
     found = []
-    for figure, allowed in ALLOWED.items():
+    for figure, most in allowed.items():
         at, values = times, np.array([getattr(s, figure) for s in kept], np.float64)
         if figure in _OF_SESSIONS:
             at, values = least(times, values)
@@ -130,7 +132,7 @@ def growths(samples: Sequence[ProcessSample], warm_up: float) -> list[Growth]:
         first, last = np.median(values[:tenth]), np.median(values[-tenth:])
         own = without_loads(times, code, values) if figure in _WITH_CODE else values
         rise = slope(at, own)
-        flat = max(rise * span, np.median(own[-tenth:]) - np.median(own[:tenth])) <= allowed
+        flat = max(rise * span, np.median(own[-tenth:]) - np.median(own[:tenth])) <= most
         found.append(
             Growth(figure, float(first), float(last), rise * 3600, rise * span, bool(flat))
         )
