@@ -11,6 +11,7 @@ from blockstore.io.arena import Arena
 from blockstore.kernels.order import take_ids
 from blockstore.kernels.records import EdgeRecord
 from blockstore.owners import OwnerMap
+from loaderd.api.contents import PartitionSeeds
 from loaderd.api.errors import BatchFailed
 from loaderd.api.protocol import BatchReady, RowGroup
 from loaderd.memory.blob import ALIGN, Written, joined, made, part, write_blob
@@ -45,6 +46,7 @@ class BatchSpec(NamedTuple):
     ends: EndTable | None  # if the seeds are edges
     record: EdgeRecord  # what comes with each edge
     owners: OwnerMap | None = None  # of the nodes, if batches name owners
+    partitions: PartitionSeeds | None = None  # of plan `partitions`
 
 
 def sample_from(

@@ -42,7 +42,7 @@ from loaderd.sessions.build import BatchSpec
 from loaderd.sessions.lookahead import LookAhead, SessionDraft, block_sampler, row_cost
 from loaderd.sessions.minimum import least_slots
 from loaderd.sessions.resolve import make_plan
-from loaderd.sessions.sampled import SampledSession, nothing_missing, open_minibatches
+from loaderd.sessions.sampled import SampledSession, nothing_missing, open_session
 from loaderd.sessions.session import BatchInProgress, Placement
 from loaderd.sessions.sizing import (
     Asked,
@@ -256,7 +256,7 @@ def open_hyperbatches(
     )
     auto = request.plan != HyperbatchPlan.name
     if auto and sized.fits:
-        return open_minibatches(resources, number, plain)
+        return open_session(resources, number, plain)
     with explained_shortage(resources, sized.need.least), resources.allocation() as allocation:
         draft = draft_session(resources, asked, sized, allocation)
         wanted = LookAhead(resources, draft).cut(request.hyperbatch)

@@ -30,6 +30,7 @@ from loaderd.sessions.build import BatchSpec
 from loaderd.sessions.minimum import least_slots
 from loaderd.sessions.session import BatchInProgress, Placement, RowSizes, SessionState
 from loaderd.sessions.sizing import (
+    SMALLER,
     Asked,
     BatchMemory,
     ask,
@@ -42,6 +43,9 @@ from loaderd.sessions.sizing import (
     take_seeds,
 )
 
+Sample = Callable[[Unit, Workspace], Structure]
+# of the seeds, and of memory for an order of them, int64 (num_seeds,): how batches are sampled
+Prepare = Callable[[BatchSpec, NDArray[np.int64]], tuple[BatchSpec, Sample]]
 _WIDEST = 64  # batches in flight of sessions that share
 _SPARE = 8  # slots of the pools that are left to them
 
@@ -60,7 +64,10 @@ class SampledSession:
         spec: BatchSpec,
         served: list[ServedRows],
         memory: BatchMemory,
+        sample: Sample | None = None,
     ) -> None:
+        """`sample`: by a worker; None: around the seeds of a batch, in the whole graph."""
+        self._sample_batch = sample or partial(resources.builder.structure, spec)
         self.number, self.plan = number, spec.plan.name
         self._resources, self._spec, self._plan = resources, spec, spec.plan
         self._served, self._memory, self._window = served, memory, memory.window
@@ -120,7 +127,7 @@ class SampledSession:
 
     def _structure(self, job: BatchInProgress) -> Structure:
         """By a worker: sample a batch into its workspace."""
-        return self._resources.builder.structure(self._spec, job.unit, job.workspace)
+        return self._sample_batch(job.unit, job.workspace)
 
     def _address(self, job: BatchInProgress) -> Addressed:
         """By a worker: the places of a batch's rows, into its workspace."""
@@ -161,6 +168,7 @@ class SampledSession:
         attached = describe(
             self, self._resources.store.manifest, request, self._plan, self._window, rows
         )
+        attached = structs.replace(attached, partitions=self._spec.partitions)
         if (owners := self._spec.owners) is None:
             return attached
         return structs.replace(attached, owners=owners.digest, num_owners=owners.owners)
@@ -438,19 +446,37 @@ def open_sampled(
     resources: StoreResources, number: int, request: Attach, frame: NDArray[np.int64] | None
 ) -> SampledSession:
     """A session of plain minibatches.  Raises Refused, StoreError."""
-    return open_minibatches(resources, number, ask(resources, request, frame, MinibatchPlan.name))
+    return open_session(resources, number, ask(resources, request, frame, MinibatchPlan.name))
 
 
-def open_minibatches(resources: StoreResources, number: int, asked: Asked) -> SampledSession:
-    """The same, of what is asked for, by plan `minibatch`."""
-    need, sizes, available = fit(resources, asked)
-    row_blocks, window = resources.budget.row_blocks, asked.window(resources.settings)
-    cut = cut_session(need, available, row_blocks, resources.settings, window)
-    with explained_shortage(resources, need.least), resources.allocation() as allocation:
-        spec = take_seeds(resources, allocation, asked, need, sizes)
+def open_session(
+    resources: StoreResources,
+    number: int,
+    asked: Asked,
+    prepare: Prepare | None = None,
+    ordered: bool = False,
+    less: str = SMALLER,
+) -> SampledSession:
+    """A session whose batches workers sample one after another, and the memory that it needs.
+
+    prepare   how it samples; None: around its seeds, in the whole graph
+    ordered   that takes room for an order of the seeds
+    less      what would need less memory, for who asks for too much
+
+    Raises Refused, StoreError.
+    """
+    budget, settings = resources.budget, resources.settings
+    beside = -(-8 * asked.plan.resolved.num_seeds // budget.slot_bytes) if ordered else 0
+    need, sizes, available = fit(resources, asked, beside, less)
+    cut = cut_session(need, available, budget.row_blocks, settings, asked.window(settings))
+    with explained_shortage(resources, need.least + beside), resources.allocation() as allocation:
+        spec, sample = take_seeds(resources, allocation, asked, need, sizes), None
+        order = allocation.run(beside).view(np.int64)
+        if prepare is not None:
+            spec, sample = prepare(spec, order[: spec.seeds.size])
         memory = take_memory(resources, allocation, spec.plan, sizes, cut)
         resources.load_graph()
-    return SampledSession(resources, number, spec, asked.served, memory)
+    return SampledSession(resources, number, spec, asked.served, memory, sample)
 
 
 SAMPLED = Kind(resolve_sampled, least_slots, open_sampled, check_possible, every_rank=True)
