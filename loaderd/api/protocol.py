@@ -1,6 +1,6 @@
 """Messages between loaderd and its clients: the only code that knows PROTOCOL.md."""
 
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -16,6 +16,14 @@ DOOR_SUFFIX = ".door"  # ipc:///run/x -> the Unix socket /run/x.door passes the 
 
 class Message(msgspec.Struct, frozen=True, tag_field="kind"):
     """Base of all messages: a MessagePack map with its kind in it; unknown fields are ignored."""
+
+
+class StepMessage(Message, frozen=True, kw_only=True):
+    """Base of messages about a step of a session's run."""
+
+    session: int
+    run: int
+    step: int
 
 
 class MacroBatch(msgspec.Struct, frozen=True):
@@ -237,26 +245,20 @@ class RowsGiven(Message, frozen=True, kw_only=True, tag="rows-given"):
     crc32c: int  # of the frame
 
 
-class Start(Message, frozen=True, kw_only=True, tag="start"):
+class Start(StepMessage, frozen=True, kw_only=True, tag="start"):
     """Client: push steps `step`, `step + stride`, ... of `epoch`.
 
-    Ends any earlier run of the session: its leases are taken back.  `run` grows from one start to
-    the next; a start that is repeated, or older than the newest, changes nothing.
+    Ends earlier runs of the session: leases are taken back.  `run` grows from one start to the
+    next; a start that is repeated, or older than the newest, changes nothing.
     """
 
-    session: int
-    run: int
     epoch: int
-    step: int
     stride: int = 1
 
 
-class Release(Message, frozen=True, kw_only=True, tag="release"):
+class Release(StepMessage, frozen=True, kw_only=True, tag="release"):
     """Client: row group `group` of a batch is copied, its slots are free.  Safe to repeat."""
 
-    session: int
-    run: int
-    step: int
     group: int
 
 
@@ -308,43 +310,34 @@ class Blob(msgspec.Struct, frozen=True):
     arrays: tuple[BlobArray, ...]
 
 
-class RowGroup(Message, frozen=True, kw_only=True, tag="rows"):
+class RowGroup(StepMessage, frozen=True, kw_only=True, tag="rows"):
     """Daemon: rows of a batch, for the client to gather.
 
     Blob arrays: `address:NAME` uint64 (num_rows,), the arena byte offset of each row of row array
-    NAME, and, where the group is not the whole batch, `positions` uint32 (num_rows,), the rows'
-    places in `n_id`.
+    NAME; of a part of a batch `positions` uint32 (num_rows,), the rows' places in `n_id`.
     """
 
-    session: int
-    run: int
-    step: int
     group: int
     last: bool
     num_rows: int
     blob: Blob
 
 
-class BatchReady(Message, frozen=True, kw_only=True, tag="batch"):
+class BatchReady(StepMessage, frozen=True, kw_only=True, tag="batch"):
     """Daemon: a batch is built.
 
     Blob arrays: `n_id` (original ids), `input_id` (places among the session's seeds), and per hop
     and relation `counts:H:R` uint32 (nodes of hop H,), edges found per frontier node; `src` uint32
     (edges,), the local source of each edge, hop by hop and relation by relation; if asked `e_id`,
-    `edge_weight` float32 and `edge_time` int64 of each edge, 0 in relations without;
-    `ends` uint32 where seeds are edges: the local ends of these and of their negatives; where
-    edges are sampled up to a time `trees` uint32, of each node, and `times` int64, of each seed;
-    of plan "shadow", too, `trees`;
-    with an owner map `owner` uint8, or uint16 for more than 256 owners, of each node; with home
-    placement `seed_rank` uint16, which rank trains each seed of the global batch, in its order;
-    of plan "partitions" `store_id`, of each node.
-    The structure's slots are released together with row group 0.
+    `edge_weight` float32 and `edge_time` int64 of each edge, 0 in relations without; `ends` uint32
+    where seeds are edges: the local ends of these and of their negatives; `trees` uint32 of each
+    node, of plan "shadow" and where edges are sampled up to a time, there `times` int64 of each
+    seed, too; with an owner map `owner` uint8, or uint16 for more than 256 owners, of each node;
+    with home placement `seed_rank` uint16, which rank trains each seed of the global batch, in its
+    order; of plan "partitions" `store_id` of each node.  The slots are released with row group 0.
     """
 
-    session: int
-    run: int
     epoch: int
-    step: int
     num_seeds: int
     nodes_per_hop: tuple[int, ...]  # [0] are the seeds, then those newly found by each hop
     edges_per_hop: tuple[tuple[int, ...], ...]  # [hop][relation]
@@ -352,7 +345,7 @@ class BatchReady(Message, frozen=True, kw_only=True, tag="batch"):
     rows: RowGroup  # group 0; further ones follow as messages of their own
 
 
-class ChunkReady(Message, frozen=True, kw_only=True, tag="chunk"):
+class ChunkReady(StepMessage, frozen=True, kw_only=True, tag="chunk"):
     """Daemon: a hop-wise batch is there: rows of the arrays that `Attached.rows` names.
 
     form   "ranges": ranges of consecutive rows, which begin at places[array][range];
@@ -361,10 +354,7 @@ class ChunkReady(Message, frozen=True, kw_only=True, tag="chunk"):
            "pieces": over tcp, in pieces that follow
     """
 
-    session: int
-    run: int
     epoch: int
-    step: int
     num_rows: int
     form: str
     first: tuple[int, ...]  # row in the stored order with which each range begins
@@ -374,25 +364,16 @@ class ChunkReady(Message, frozen=True, kw_only=True, tag="chunk"):
     pieces: Blob | None = None  # over tcp, of form "pieces": `input_id` and `rows:NAME`
 
 
-class Piece(Message, frozen=True, kw_only=True, tag="piece"):
-    """Daemon, over tcp: bytes of a batch, in the frame that follows.
+class Piece(StepMessage, frozen=True, kw_only=True, tag="piece"):
+    """Daemon, over tcp: bytes of a batch in a frame that follows, after a message without slots."""
 
-    A message whose blobs have no slots is followed by pieces, which are its bytes in order.
-    """
-
-    session: int
-    run: int
-    step: int
     group: int
     offset: int  # of its first byte
 
 
-class Skipped(Message, frozen=True, kw_only=True, tag="skipped"):
+class Skipped(StepMessage, frozen=True, kw_only=True, tag="skipped"):
     """Daemon: steps `step` to `to` - 1 are left out, as passes that end with waiting are."""
 
-    session: int
-    run: int
-    step: int
     to: int
 
 
@@ -485,10 +466,11 @@ DaemonMessage = (
     | Welcome | Heartbeat | IdsWanted | RowsGiven
 )  # fmt: skip
 
+MessageT = TypeVar("MessageT")
 _encoder = msgspec.msgpack.Encoder()
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
-_client = msgspec.msgpack.Decoder(ClientMessage)
-_daemon = msgspec.msgpack.Decoder(DaemonMessage)
+_client: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+_daemon: msgspec.msgpack.Decoder[DaemonMessage] = msgspec.msgpack.Decoder(DaemonMessage)
 
 
 def encode(message: Message) -> bytes:
@@ -496,7 +478,7 @@ def encode(message: Message) -> bytes:
     return _encoder.encode((PROTOCOL_VERSION, message))
 
 
-def _decode(frame: bytes | memoryview, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
+def _decode(frame: bytes | memoryview, decoder: msgspec.msgpack.Decoder[MessageT]) -> MessageT:
     try:
         version, body = _envelope.decode(frame)
         if version != PROTOCOL_VERSION:
@@ -508,11 +490,9 @@ def _decode(frame: bytes | memoryview, decoder: msgspec.msgpack.Decoder[Any]) ->
 
 def decode_client(frame: bytes | memoryview) -> ClientMessage:
     """What a client sent; raises BadMessage."""
-    message: ClientMessage = _decode(frame, _client)
-    return message
+    return _decode(frame, _client)
 
 
 def decode_daemon(frame: bytes | memoryview) -> DaemonMessage:
     """What the daemon sent; raises BadMessage."""
-    message: DaemonMessage = _decode(frame, _daemon)
-    return message
+    return _decode(frame, _daemon)

@@ -23,6 +23,7 @@ from loaderd.api.protocol import (
     DaemonMessage,
     Message,
     StatusRequest,
+    StepMessage,
     encode,
 )
 from tests.loaderd.samples import SAMPLES
@@ -31,7 +32,7 @@ DOCUMENT = (Path(protocol.__file__).parent / "PROTOCOL.md").read_text()
 RECORDS = {
     name: cls
     for name, cls in inspect.getmembers(protocol, inspect.isclass)
-    if issubclass(cls, msgspec.Struct) and cls is not Message
+    if issubclass(cls, msgspec.Struct) and cls not in (Message, StepMessage)
 }
 ROW = re.compile(r"^\| `(\w+)` \|([^|]+)\|([^|]*)\|", re.MULTILINE)
 

@@ -128,7 +128,7 @@ def test_a_reload_takes_tables_out_of_free_slots_if_nothing_is_set_aside(folders
             assert daemon.exchange.reload()
             for name in daemon.stores.engines:
                 daemon.epoch(name)
-            for engine, run in daemon.stores._tables.items():
+            for engine, run in dict(daemon.stores._tables).items():  # one may end meanwhile
                 first_node = engine.resources.topology.relations[0].view.first_node
                 assert np.shares_memory(first_node, arena.data) == bool(run)
             tables = sum(len(run) for run in daemon.stores._tables.values())
