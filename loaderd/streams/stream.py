@@ -36,11 +36,6 @@ class RingBatch:
     sent: list["Cursor"] = field(default_factory=list)  # to whom it was sent
 
     @property
-    def untouched(self) -> bool:
-        """Whether no row group of it is free already."""
-        return all(self.left)
-
-    @property
     def is_held(self) -> bool:
         return any(cursor.held.get(self.step) is self for cursor in self.sent)
 
@@ -120,7 +115,7 @@ class Stream:
             return None
         # `ask` only ever moves over batches that count this cursor among those who want them, so
         # that the search begins where it ended; `drop_early` moves it back
-        found: tuple[int, int] | None = None
+        found: list[tuple[int, int]] = []
         for cursor, place in self._places():
             # what is built ahead for one that has not come along must leave room for the others
             built = sum(cursor.number in batch.wanted for batch in self._ring.values())
@@ -132,13 +127,12 @@ class Stream:
                 batch = self._ring.get((place.run, place.ask))
             # one that it does not want has to go before it is built again
             if batch is None and place.ask < self.num_steps:
-                at = place.run, place.ask
-                found = at if found is None else min(found, at)
-        if found is None:
+                found.append((place.run, place.ask))
+        if not found:
             return None
-        run, step = found
+        run, step = min(found)
         wanted = {c.number for c in self.cursors.values() if self._wants(c, run, step)}
-        self._ring[found] = RingBatch(self, run, step, wanted)
+        self._ring[run, step] = RingBatch(self, run, step, wanted)
         if run == self.run:
             self.front = max(self.front, step + 1)
         epochs = (c.epoch for c in self.live if c.place is not None and c.place.run == run)
@@ -216,12 +210,12 @@ class Stream:
         """
         if not self._goes_on or cursor.epoch != self.epoch or self._would_wait(cursor):
             return False
-        stride, depth = cursor.stride * self.world, self.depth
-        place = self._position(cursor.step, stride)
+        place, depth = self._position(cursor.step, cursor.stride), self.depth
         found = [b for b in self._ring.values() if place.wants(b.run, b.step)]
-        if not all(b.untouched for b in found) or cursor.step > self.front + depth * stride:
+        is_free = not all(all(b.left) for b in found)  # a row group of one
+        if is_free or cursor.step > self.front + depth * place.stride:
             return False
-        missing = len(range(cursor.step, self.front, stride)) - len(found)
+        missing = len(range(cursor.step, self.front, place.stride)) - len(found)
         if missing <= 0:
             return True
         # ranks of a job wait for each other's batches, however many are on their way
@@ -241,14 +235,13 @@ class Stream:
 
     def join(self, cursor: Cursor) -> None:
         """A cursor reads the newest run on from where it is; `can_join` has been asked."""
-        stride = cursor.stride * self.world
-        cursor.place, cursor.expected = self._position(cursor.step, stride), None
+        cursor.place, cursor.expected = self._position(cursor.step, cursor.stride), None
         for batch in list(self._ring.values()):
             if cursor.place.wants(batch.run, batch.step):
                 batch.wanted.add(cursor.number)
                 for left in batch.left:
                     left.add(cursor.number)
-            elif cursor.held.get(batch.step) is not batch:
+            else:
                 self._forget(cursor, batch)
         self._settle(cursor)
         self.send()
@@ -281,13 +274,18 @@ class Stream:
             self.error = None
         self.run += 1
         self.stuck, self.asked, self.served = False, 0, 0
-        self.epoch, stride = cursor.epoch, cursor.stride * self.world
+        self.epoch, stride = cursor.epoch, cursor.stride
         self.first = self.front = cursor.step // self.world * self.world
         for other in self.cursors.values():
             other.expected = self._position(self.first + other.rank, stride)
         cursor.place, cursor.expected = self._position(cursor.step, stride), None
         self._settle(cursor)
-        self._forget_unwanted()  # last, as the session asks for the next batch when one has gone
+        # last, as the session asks for the next batch when one has gone: what cursors were expected
+        # to want, in a run that they have not come along with
+        for batch in list(self._ring.values()):
+            for other in list(self.cursors.values()):
+                if not self._wants(other, batch.run, batch.step):
+                    self._forget(other, batch)
         if fresh:
             self.session.start(self.run, self)
         else:
@@ -302,14 +300,13 @@ class Stream:
             late = self.front - self.first > self.depth * self.world
             at = self.front if late else self.first
             at += (cursor.rank - at) % self.world
-            cursor.expected = self._position(at, self.world)
+            cursor.expected = self._position(at, 1)
 
     def drop(self, cursor: Cursor) -> None:
         """A cursor wants nothing of it any more, but for what it was sent."""
         cursor.place = cursor.expected = None
-        for batch in [b for b in self._ring.values() if cursor.number in b.wanted]:
-            if cursor.held.get(batch.step) is not batch:
-                self._forget(cursor, batch)
+        for batch in list(self._ring.values()):
+            self._forget(cursor, batch)
 
     def remove(self, cursor: Cursor) -> None:
         """A cursor is not here any more; what it was sent stays leased."""
@@ -351,8 +348,9 @@ class Stream:
     @property
     def early(self) -> list[RingBatch]:
         """Batches that nobody holds, later than the first one that somebody has nothing without."""
-        hungry = [c.place for c in self.hungry if c.place and self._ready(c) is None]
-        waiting = [(place.run, place.next) for place in hungry]
+        waiting = [
+            (c.place.run, c.place.next) for c in self.hungry if c.place and not self._ready(c)
+        ]
         later = [batch for at, batch in self._ring.items() if waiting and at > min(waiting)]
         return [b for b in later if b.pieces and b.wanted and not b.is_held]
 
@@ -363,7 +361,7 @@ class Stream:
         """
         for batch in self.early:
             self._ask_again(batch)
-            for cursor in [c for c in self.cursors.values() if c.number in batch.wanted]:
+            for cursor in list(self.cursors.values()):
                 self._forget(cursor, batch)
         self.session.wake()
 
@@ -462,6 +460,9 @@ class Stream:
         self._forget(cursor, batch)
 
     def _forget(self, cursor: Cursor, batch: RingBatch) -> None:
+        """A cursor does not want a batch, unless it was sent it."""
+        if cursor.held.get(batch.step) is batch:
+            return
         batch.wanted.discard(cursor.number)
         for group, left in enumerate(batch.left):
             if cursor.number in left:
@@ -482,8 +483,8 @@ class Stream:
             self.session.wake()
 
     def _position(self, step: int, stride: int) -> CursorPosition:
-        """In the newest run, before anything is asked for."""
-        return CursorPosition(self.run, step, stride, step)
+        """In the newest run, before anything is asked for; `stride`: in steps of a rank."""
+        return CursorPosition(self.run, step, stride * self.world, step)
 
     def _places(self) -> Iterator[tuple[Cursor, CursorPosition]]:
         for cursor in self.cursors.values():
@@ -496,11 +497,3 @@ class Stream:
             p is not None and p.wants(run, step) and step % self.world == cursor.rank
             for p in (cursor.place, cursor.expected)
         )
-
-    def _forget_unwanted(self) -> None:
-        """What cursors were expected to want, in a run that they have not come along with."""
-        for batch in list(self._ring.values()):
-            for cursor in [c for c in self.cursors.values() if c.number in batch.wanted]:
-                held = cursor.held.get(batch.step) is batch
-                if not held and not self._wants(cursor, batch.run, batch.step):
-                    self._forget(cursor, batch)
