@@ -27,7 +27,7 @@ from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import PipelineRun, Stage
 from preprocess.pipeline.tasks import Executor, SavedArray, task_folder
 from preprocess.pipeline.work import WorkFolder
-from preprocess.sources.source import Source, divides
+from preprocess.sources.source import Source
 from preprocess.stages.classes import NodeClasses
 from preprocess.stages.columns import COLUMNS, DEGREES, ColumnFile
 from preprocess.stages.csc import (
@@ -254,7 +254,7 @@ class GraphStages:
     def _count(self, relation: RelationContents) -> NDArray[np.uint32]:
         r, source = relation, self._source
         how = r.undirected, r.keep_loops, self._share
-        if self._executor is None or not divides(source, r.source):
+        if self._executor is None or not source.divides(r.source):
             return count_edges(source, r.source, *how, self._progress)
         with task_folder(self._executor, self._work, self._progress) as folder:
             return spread_counts(source, r.source, *how, folder)

@@ -30,7 +30,6 @@ from preprocess.ingest.plan import (
 )
 from preprocess.pipeline.stage import Cost, Facts
 from preprocess.pipeline.tasks import SavedArray, task_folder
-from preprocess.sources.source import divides
 from preprocess.stages.labels import (
     are_whole,
     label_dtype,
@@ -96,7 +95,7 @@ class TypeStages:
     def _spread(self, run: IngestRun, rows: ArrayContent) -> bool:
         """Have features written by tasks, where there is an executor; whether that was done."""
         job, first = self._job, self.type.first
-        if run.executor is None or rows.is_stored or not divides(job.source, rows.source):
+        if run.executor is None or rows.is_stored or not job.source.divides(rows.source):
             return False
         rank = SavedArray(run.path(RANK), np.uint32) if job.options.renames else None
         of = PlacedRows(job.source, rows.source, rows.array, job.options.allow_nan, rank, first)

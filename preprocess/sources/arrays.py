@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from preprocess.errors import BadInput
 from preprocess.files.npy import NpyFile, StoredArray
 from preprocess.files.torchfile import kind_of, open_tensor, read_torch
-from preprocess.sources.source import SourceRows
+from preprocess.sources.source import EdgePieces, SourceRows
 
 _PIECE = 1 << 16  # offsets at a time
 _MOST_COLUMNS = 256  # that are read side by side: each has the file open
@@ -60,12 +60,10 @@ class ArrayRows:
             name, file.dtype, row_shape, shape[0] if count is None else count, "dense", file.where
         )
 
-    def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        return self.between(0, self.form.num_rows, count)
-
-    def between(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
+    def pieces(self, count: int, span: range | None = None) -> Iterator[NDArray[Any]]:
+        span = range(self.form.num_rows) if span is None else span
         read = self._column_pieces if self._by_column else self._file.pieces
-        for piece in read(self._first + first, self._first + stop, count):
+        for piece in read(self._first + span.start, self._first + span.stop, count):
             yield piece.reshape(-1, *self.form.row_shape)
 
     def _column_pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
@@ -126,18 +124,15 @@ class EdgeArray:
         self._together = paired != file.fortran_order  # both ends of an edge lie side by side
         self._file = file.transposed() if file.fortran_order else file
 
-    def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    def pieces(self, count: int, span: range | None = None) -> EdgePieces:
         """(src, dst), at most `count` at a time; the arrays are reused."""
-        return self.between(0, self.num_edges, count)
-
-    def between(
-        self, first: int, stop: int, count: int
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        span = range(self.num_edges) if span is None else span
+        first, stop = span.start, span.stop
         if not self._together:
             src, dst = (self._file.row(end).pieces(first, stop, count) for end in (0, 1))
             yield from zip(src, dst, strict=True)
             return
-        split = np.empty((2, min(count, stop - first)), self._file.dtype)
+        split = np.empty((2, min(count, len(span))), self._file.dtype)
         for pairs in self._file.pieces(first, stop, count):
             src_ids, dst_ids = split[:, : pairs.shape[0]]
             src_ids[:], dst_ids[:] = pairs[:, 0], pairs[:, 1]
@@ -154,14 +149,10 @@ class EdgeLists:
         self.path, self.where, self.num_edges = src.path, where, src.size
         self._ends, self.seeks = (src, dst), src.seeks and dst.seeks
 
-    def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    def pieces(self, count: int, span: range | None = None) -> EdgePieces:
         """(src, dst), at most `count` at a time: both are read in step."""
-        return self.between(0, self.num_edges, count)
-
-    def between(
-        self, first: int, stop: int, count: int
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        src, dst = (end.pieces(first, stop, count) for end in self._ends)
+        span = range(self.num_edges) if span is None else span
+        src, dst = (end.pieces(span.start, span.stop, count) for end in self._ends)
         return zip(src, dst, strict=True)
 
     def place(self, end: int, row: int) -> str:
@@ -176,7 +167,7 @@ class CompressedEdges:
         self.path, self.where, self.num_edges = indices.path, where, indices.size
         self._indptr, self._indices, self._major = indptr, indices, major
 
-    def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    def pieces(self, count: int) -> EdgePieces:
         """(src, dst) in the order of the file, `count` at a time; arrays are reused."""
         indptr = self._indptr
         major = major_ids(indptr.all_pieces(_PIECE), indptr.where, self.num_edges, count)

@@ -12,7 +12,7 @@ from preprocess.files.array_file import ArrayFile
 from preprocess.kernels.edges import first_outside
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import Facts
-from preprocess.sources.source import SourceRelation, SourceRows
+from preprocess.sources.source import EdgePieces, SourceRelation, SourceRows
 
 NODE, RELATION = "node", "to"  # of a graph whose layout names no types
 
@@ -54,7 +54,7 @@ class EdgeFile(Protocol):
     def num_edges(self) -> int:
         """In it; text without a count is parsed once."""
 
-    def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    def pieces(self, count: int) -> EdgePieces:
         """(src, dst), at most `count` at a time, not checked; arrays may be reused."""
 
     def place(self, end: int, row: int) -> str:
@@ -69,8 +69,8 @@ class Seekable(Protocol):
     def seeks(self) -> bool:
         """Whether that costs no more than to read from the beginning."""
 
-    def between(self, first: int, stop: int, count: int) -> Iterator[Any]:
-        """As `pieces`, what is at [first, stop)."""
+    def pieces(self, count: int, span: range | None = None) -> Iterator[Any]:
+        """What is in the span; None: all."""
 
 
 class GraphSource:
@@ -138,30 +138,10 @@ class GraphSource:
     def relations(self) -> tuple[SourceRelation, ...]:
         return tuple(SourceRelation(*ends, e.num_edges, e.where) for ends, e in self._edges.items())
 
-    def edges(
-        self, relation: SourceRelation, count: int
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    def edges(self, relation: SourceRelation, count: int, span: range | None = None) -> EdgePieces:
         """(src, dst), checked, at most `count` at a time."""
-        edges = self._edges[relation[:3]]
-        return self._checked(relation, edges, edges.pieces(max(count, 1)), 0)
-
-    def edges_between(
-        self, relation: SourceRelation, first: int, stop: int, count: int
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Those at [first, stop)."""
-        edges = self._edges[relation[:3]]
-        assert isinstance(edges, Seekable)
-        return self._checked(relation, edges, edges.between(first, stop, max(count, 1)), first)
-
-    def _checked(
-        self,
-        relation: SourceRelation,
-        edges: EdgeFile,
-        pieces: Iterator[tuple[NDArray[Any], NDArray[Any]]],
-        done: int,
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """`done`: edges before the first of the pieces."""
-        for piece in pieces:
+        edges, done = self._edges[relation[:3]], 0 if span is None else span.start
+        for piece in _pieces(edges, relation.num_edges, count, span):
             for end, ids in enumerate(piece):
                 owner = (relation.src, relation.dst)[end]
                 check_ids(ids, self.num_nodes[owner], owner, edges.place, end, done)
@@ -189,17 +169,11 @@ class GraphSource:
     def splits(self, node_type: str) -> list[SourceRows]:
         return self._readable(self._splits.get(node_type, []))
 
-    def rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
-        """Rows in order; the array may be reused, and is not to be written to."""
-        return self._readers[rows].pieces(max(count, 1))
-
-    def rows_between(
-        self, rows: SourceRows, first: int, stop: int, count: int
+    def rows(
+        self, rows: SourceRows, count: int, span: range | None = None
     ) -> Iterator[NDArray[Any]]:
-        """Those at [first, stop)."""
-        held = self._readers[rows]
-        assert isinstance(held, Seekable)
-        return held.between(first, stop, max(count, 1))
+        """Rows in order; the array may be reused, and is not to be written to."""
+        return _pieces(self._readers[rows], rows.num_rows, count, span)
 
     def _add(self, others: list[RowStream], what: str, rows: RowStream) -> None:
         twice = next((r for r in others if r.name == rows.name), None)
@@ -216,6 +190,15 @@ class GraphSource:
         forms = [rows.form for rows in arrays]
         self._readers.update(zip(forms, arrays, strict=True))
         return forms
+
+
+def _pieces(
+    held: RowStream | EdgeFile, total: int, count: int, span: range | None
+) -> Iterator[Any]:
+    if span is None or len(span) == total:
+        return held.pieces(max(count, 1))
+    assert isinstance(held, Seekable)
+    return held.pieces(max(count, 1), span)
 
 
 class MadeRows:

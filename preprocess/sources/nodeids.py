@@ -16,6 +16,7 @@ from preprocess.ingest.prepare import Preparation
 from preprocess.pipeline.stage import Facts
 from preprocess.sources.columns import EdgeTables, NodeTables, TableSequence
 from preprocess.sources.idmap import PIECE_ROWS, KeyColumn, KeyTwice, map_keys, pick, table_bytes_of
+from preprocess.sources.source import EdgePieces
 
 ROW, SAME, INTEGERS, TEXTS = "row", "same", "integer", "text"  # what the ids of a type are
 _ENDS = ("src", "dst")
@@ -77,7 +78,7 @@ class NodeIds:
             self._counts[number] = tables.num_rows() if counted is None else counted
         return self._counts[number]
 
-    def ends(self, number: int, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    def ends(self, number: int, count: int) -> EdgePieces:
         """(src, dst) of an edge table, in order; those that are not mapped are not checked."""
         edge = self._edges[number]
         dtypes = [self._dtype_and_rows(number, end)[0] for end in (0, 1)]

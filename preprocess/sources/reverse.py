@@ -1,13 +1,10 @@
 """A source with the reverses of relations between two types, as relations of their own."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
-
-from numpy.typing import NDArray
+from collections.abc import Sequence
 
 from preprocess.errors import BadInput
 from preprocess.ingest.options import IngestOptions
-from preprocess.sources.source import Divisible, Source, SourceRelation, SourceRows
+from preprocess.sources.source import EdgePieces, Source, SourceRelation, SourceRows
 
 PREFIX = "rev_"
 
@@ -53,39 +50,17 @@ class WithReverses:
         """Those of the source, then those that are added."""
         return [*self._source.relations, *self._original]
 
-    def edges(
-        self, relation: SourceRelation, count: int
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """(src, dst), exchanged where the relation is an added one."""
-        original = self._original.get(relation, relation)
-        return self._turned(relation, self._source.edges(original, count))
-
     def divides(self, of: SourceRelation | SourceRows) -> bool:
         """Whether the source's own can be read from anywhere."""
-        own = self._original.get(of, of) if isinstance(of, SourceRelation) else of
-        return isinstance(self._source, Divisible) and self._source.divides(own)
+        return self._source.divides(
+            self._original.get(of, of) if isinstance(of, SourceRelation) else of
+        )
 
-    def edges_between(
-        self, relation: SourceRelation, first: int, stop: int, count: int
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Those at [first, stop), exchanged likewise."""
-        assert isinstance(self._source, Divisible)
+    def edges(self, relation: SourceRelation, count: int, span: range | None = None) -> EdgePieces:
+        """(src, dst), exchanged where the relation is an added one."""
         original = self._original.get(relation, relation)
-        return self._turned(relation, self._source.edges_between(original, first, stop, count))
-
-    def rows_between(
-        self, rows: SourceRows, first: int, stop: int, count: int
-    ) -> Iterator[NDArray[Any]]:
-        """Those at [first, stop)."""
-        assert isinstance(self._source, Divisible)
-        return self._source.rows_between(rows, first, stop, count)
-
-    def _turned(
-        self, relation: SourceRelation, pieces: Iterator[tuple[NDArray[Any], NDArray[Any]]]
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        added = relation in self._original
-        for src, dst in pieces:
-            yield (dst, src) if added else (src, dst)
+        for src, dst in self._source.edges(original, count, span):
+            yield (src, dst) if original is relation else (dst, src)
 
     def edge_rows(self, relation: SourceRelation) -> Sequence[SourceRows]:
         """Arrays of a relation, or of the one that it reverses."""

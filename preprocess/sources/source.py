@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+EdgePieces = Iterator[tuple[NDArray[Any], NDArray[Any]]]  # sources and targets
 
 
 class SourceRows(NamedTuple):
@@ -65,10 +67,16 @@ class Source(Protocol):
     def relations(self) -> Sequence[SourceRelation]:
         """All relations, in the order of their edge types in a store."""
 
-    def edges(
-        self, relation: SourceRelation, count: int
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    def divides(self, of: SourceRelation | SourceRows) -> bool:
+        """Whether reading may begin anywhere in the edges of a relation, or in an array.
+
+        Tasks elsewhere read ranges of these: the source is pickled, and opens its files.
+        """
+
+    def edges(self, relation: SourceRelation, count: int, span: range | None = None) -> EdgePieces:
         """(src, dst) in the source's order, at most `count` at a time; arrays are reused.
+
+        span   those to read, if the relation divides; None: all
 
         Ids are checked each time: BadInput names the position of one that is out of range.
         """
@@ -91,51 +99,10 @@ class Source(Protocol):
     def splits(self, node_type: str) -> Sequence[SourceRows]:
         """Splits of a type: lists of node ids, in the source's order.  Ids are not checked."""
 
-    def rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
-        """Dense rows in order, (at most `count`, *row_shape) at a time; the array is reused."""
-
-
-@runtime_checkable
-class Divisible(Protocol):
-    """A source that is read by ranges too, by tasks elsewhere: it is pickled, and opens its files.
-
-    Raises BadInput, from everything here.
-    """
-
-    def divides(self, of: SourceRelation | SourceRows) -> bool:
-        """Whether reading may begin anywhere in the edges of a relation, or in an array."""
-
-    def edges_between(
-        self, relation: SourceRelation, first: int, stop: int, count: int
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """As `edges`, those at [first, stop)."""
-
-    def rows_between(
-        self, rows: SourceRows, first: int, stop: int, count: int
+    def rows(
+        self, rows: SourceRows, count: int, span: range | None = None
     ) -> Iterator[NDArray[Any]]:
-        """As `rows`, those at [first, stop)."""
+        """Dense rows in order, (at most `count`, *row_shape) at a time; the array is reused.
 
-
-def divides(source: Source, of: SourceRelation | SourceRows) -> bool:
-    """Whether ranges of the edges of a relation, or of an array, can be read."""
-    return isinstance(source, Divisible) and source.divides(of)
-
-
-def read_edges(
-    source: Source, relation: SourceRelation, count: int, span: range | None
-) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """(src, dst) of a range of the edges; None: of all."""
-    if span is None or len(span) == relation.num_edges:
-        return source.edges(relation, count)
-    assert isinstance(source, Divisible)
-    return source.edges_between(relation, span.start, span.stop, count)
-
-
-def read_rows(
-    source: Source, rows: SourceRows, count: int, span: range | None
-) -> Iterator[NDArray[Any]]:
-    """Rows of a range of an array; None: of all."""
-    if span is None or len(span) == rows.num_rows:
-        return source.rows(rows, count)
-    assert isinstance(source, Divisible)
-    return source.rows_between(rows, span.start, span.stop, count)
+        span   those to read, if the array divides; None: all
+        """

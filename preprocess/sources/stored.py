@@ -15,7 +15,7 @@ from blockstore.store import Store, numpy_dtype, read_rows
 from blockstore.unpack import GraphBlock
 from preprocess.files.store import graph_blocks, stored_edges, stored_rows
 from preprocess.ingest.contents import TIME, WEIGHT
-from preprocess.sources.source import SourceRelation, SourceRows
+from preprocess.sources.source import EdgePieces, SourceRelation, SourceRows
 
 _SCAN_BYTES = 4 << 20
 _SPLIT_IDS = 1 << 16
@@ -48,10 +48,12 @@ class StoredSource:
         """What the manifest says of a relation."""
         return self._relations[relation]
 
-    def edges(
-        self, relation: SourceRelation, count: int
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    def divides(self, _of: SourceRelation | SourceRows) -> bool:
+        return False  # it is read block by block
+
+    def edges(self, relation: SourceRelation, count: int, span: range | None = None) -> EdgePieces:
         """Numbers in their types, in the order of the blocks."""
+        assert span is None
         src, dst = self.types[relation.src].first, self.types[relation.dst].first
         for targets, sources in stored_edges(self._store, self.stored(relation), count):
             yield sources - sources.dtype.type(src), targets - targets.dtype.type(dst)
@@ -95,7 +97,10 @@ class StoredSource:
         for ids in self.rows(self._rows(name, t.splits[name]), _SPLIT_IDS):
             yield store_id[ids].astype(np.int64) - t.first
 
-    def rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
+    def rows(
+        self, rows: SourceRows, count: int, span: range | None = None
+    ) -> Iterator[NDArray[Any]]:
+        assert span is None
         if rows in self._arrays:
             yield from self.pieces(self._arrays[rows], count)
             return

@@ -26,7 +26,7 @@ from preprocess.sources.columns import (
 from preprocess.sources.columns import Splits as SplitColumns
 from preprocess.sources.graph import GraphSource, MadeRows, Owner
 from preprocess.sources.nodeids import INTEGERS, TEXTS, NodeIds
-from preprocess.sources.source import SourceRows
+from preprocess.sources.source import EdgePieces, SourceRows
 
 KEY = "key"  # the array of a type that holds its owner's integer ids
 _INT64 = np.dtype(np.int64)
@@ -162,7 +162,7 @@ class _RowEdges:
     def num_edges(self) -> int:
         return self._ids.num_edges(self._number)
 
-    def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    def pieces(self, count: int) -> EdgePieces:
         return self._ids.ends(self._number, count)
 
     def place(self, end: int, row: int) -> str:

@@ -12,7 +12,7 @@ from preprocess.errors import BadInput
 from preprocess.files.arrow import INTEGER, ColumnType
 from preprocess.files.tables import Table, joined
 from preprocess.sources.graph import NODE, check_ids
-from preprocess.sources.source import SourceRows
+from preprocess.sources.source import EdgePieces, SourceRows
 
 _FLOAT32, _INT64 = np.dtype(np.float32), np.dtype(np.int64)
 
@@ -33,7 +33,7 @@ class TextEdges:
     def num_edges(self) -> int:
         return self._table.num_rows() if self._known is None else self._known
 
-    def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    def pieces(self, count: int) -> EdgePieces:
         if self._known == 0:
             return
         done = 0

@@ -34,7 +34,7 @@ from preprocess.kernels.edges import (
     split_values,
 )
 from preprocess.pipeline.progress import Progress
-from preprocess.sources.source import Source, SourceRelation, read_edges
+from preprocess.sources.source import Source, SourceRelation
 
 FILLERS = 3  # threads that bring edges into buckets
 # a record and what becomes of it in a thread: its fields 24, bucket 4, key and id 16
@@ -142,7 +142,7 @@ def source_edges(
         return count
 
     with progress.stage("bucket edges", len(span), "edges") as stage:
-        for src, dst in read_edges(source, relation, chunk, span):
+        for src, dst in source.edges(relation, chunk, span):
             yield RawEdges((src, dst), partial(make, done), fold * src.size)
             done += src.size
             stage.advance(src.size)

@@ -21,7 +21,7 @@ from preprocess.files.ahead import read_ahead
 from preprocess.files.buckets import Buckets
 from preprocess.kernels.rows import group_places, to_bfloat16
 from preprocess.pipeline.progress import Progress
-from preprocess.sources.source import Source, SourceRows, read_rows
+from preprocess.sources.source import Source, SourceRows
 
 _MOST_CHUNK_BYTES = 8 << 20
 # numbers from here on become infinite: half a step above the largest that the dtype holds
@@ -90,7 +90,7 @@ def checked_features(
     Raises BadInput: NaN where it is not allowed, a number that the dtype cannot hold.
     """
     done = 0 if span is None else span.start
-    for piece in read_rows(source, rows, source_chunk(rows, share), span):
+    for piece in source.rows(rows, source_chunk(rows, share), span):
         if piece.dtype.kind == "f" or dtype == "float16":
             minimum, most = (
                 piece.min(initial=0),

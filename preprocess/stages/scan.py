@@ -12,7 +12,7 @@ from preprocess.files.ahead import Arrays, deal
 from preprocess.kernels.edges import count_targets
 from preprocess.kernels.rows import take_ids
 from preprocess.pipeline.progress import Progress
-from preprocess.sources.source import Source, SourceRelation, SourceRows, read_edges
+from preprocess.sources.source import Source, SourceRelation, SourceRows
 
 _READ_BYTES = 16  # an edge, as its two ends are read
 COUNTERS = 3  # threads, each with counts of its own where half of the share holds them
@@ -45,7 +45,7 @@ def count_edges(
 
     def read() -> Iterator[tuple[Arrays, None]]:
         nonlocal done
-        for ends in read_edges(source, relation, chunk, span):
+        for ends in source.edges(relation, chunk, span):
             yield ends, None
             done += ends[0].size
             stage.advance(ends[0].size)

@@ -32,7 +32,7 @@ from preprocess.pipeline.tasks import (
     own_name,
     put_array,
 )
-from preprocess.sources.source import Source, SourceRelation, SourceRows, divides
+from preprocess.sources.source import Source, SourceRelation, SourceRows
 from preprocess.stages.columns import ColumnFile
 from preprocess.stages.csc import (
     BUCKET_BYTES,
@@ -96,7 +96,7 @@ class RelationReader:
 
     @property
     def divides(self) -> bool:
-        return divides(self.source, self.relation)
+        return self.source.divides(self.relation)
 
     @property
     def fold(self) -> int:

@@ -64,8 +64,11 @@ class ArraySource:
         self.relations = (SourceRelation("node", "to", "node", self._edges.shape[1], "edges"),)
         self._rows = rows or {}
 
+    def divides(self, _of: SourceRelation | SourceRows) -> bool:
+        return False
+
     def edges(
-        self, relation: SourceRelation, count: int
+        self, relation: SourceRelation, count: int, span: range | None = None
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         for first in range(0, relation.num_edges, count):
             part = self._edges[:, first : first + count].copy()
@@ -91,7 +94,9 @@ class ArraySource:
     def splits(self, node_type: str) -> list[SourceRows]:
         return [self._facts(n) for n in ("train", "valid", "test") if n in self._rows]
 
-    def rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
+    def rows(
+        self, rows: SourceRows, count: int, span: range | None = None
+    ) -> Iterator[NDArray[Any]]:
         held = self._rows[rows.name]
         for first in range(0, rows.num_rows, count):
             yield held[first : first + count].copy()
@@ -140,8 +145,11 @@ class Graph:
         self.arrays[where] = array
         return SourceRows(name, array.dtype, array.shape[1:], array.shape[0], "dense", where)
 
+    def divides(self, _of: SourceRelation | SourceRows) -> bool:
+        return False
+
     def edges(
-        self, relation: SourceRelation, count: int
+        self, relation: SourceRelation, count: int, span: range | None = None
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         for first in range(0, relation.num_edges, count):
             part = self.pairs[relation][first : first + count].T.copy()
@@ -163,7 +171,9 @@ class Graph:
     def splits(self, node_type: str) -> list[SourceRows]:
         return self._rows.get((node_type, "split"), [])
 
-    def rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
+    def rows(
+        self, rows: SourceRows, count: int, span: range | None = None
+    ) -> Iterator[NDArray[Any]]:
         held = self.arrays[rows.where]
         for first in range(0, rows.num_rows, count):
             part = held[first : first + count].copy()

@@ -168,7 +168,7 @@ def test_edges_of_a_source_have_ids_beyond_two_to_the_32():
     """The first piece has 2**32 + 3 of them, all one number in memory; the next is looked at."""
 
     class Late(ArraySource):
-        def edges(self, relation, count):
+        def edges(self, relation, count, span=None):
             none = np.broadcast_to(np.int32(0), BEYOND - 2)  # one number, as often as it takes
             yield none, none
             yield np.array([3, 4]), np.array([5, 6])

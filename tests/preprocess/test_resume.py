@@ -194,7 +194,7 @@ def test_two_runs_do_not_meet(tmp_path: Path):
     outer = ArraySource(9, [(0, 1)], rows_for(9, 1))
 
     class Meeting(ArraySource):
-        def rows(self, rows, count):
+        def rows(self, rows, count, span=None):
             with pytest.raises(StoreBusy, match="another process is writing it"):
                 ingest(outer, target, IngestOptions(), QUIET)
             yield from super().rows(rows, count)
