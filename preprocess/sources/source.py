@@ -76,7 +76,7 @@ class Source(Protocol):
     def edges(self, relation: SourceRelation, count: int, span: range | None = None) -> EdgePieces:
         """(src, dst) in the source's order, at most `count` at a time; arrays are reused.
 
-        span   those to read, if the relation divides; None: all
+        span   those to read: some, if the relation divides; None: all
 
         Ids are checked each time: BadInput names the position of one that is out of range.
         """
@@ -104,5 +104,5 @@ class Source(Protocol):
     ) -> Iterator[NDArray[Any]]:
         """Dense rows in order, (at most `count`, *row_shape) at a time; the array is reused.
 
-        span   those to read, if the array divides; None: all
+        span   those to read: some, if the array divides; None: all
         """

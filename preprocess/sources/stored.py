@@ -53,7 +53,7 @@ class StoredSource:
 
     def edges(self, relation: SourceRelation, count: int, span: range | None = None) -> EdgePieces:
         """Numbers in their types, in the order of the blocks."""
-        assert span is None
+        assert span is None or len(span) == relation.num_edges
         src, dst = self.types[relation.src].first, self.types[relation.dst].first
         for targets, sources in stored_edges(self._store, self.stored(relation), count):
             yield sources - sources.dtype.type(src), targets - targets.dtype.type(dst)
@@ -100,7 +100,7 @@ class StoredSource:
     def rows(
         self, rows: SourceRows, count: int, span: range | None = None
     ) -> Iterator[NDArray[Any]]:
-        assert span is None
+        assert span is None or len(span) == rows.num_rows
         if rows in self._arrays:
             yield from self.pieces(self._arrays[rows], count)
             return
