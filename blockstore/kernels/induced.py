@@ -1,7 +1,7 @@
 """Edges among nodes that were chosen: whole columns, of which sources in a table are kept.
 
 Arguments `view`, `column`, `blocks`, `order`, `low`, `high` and `draws` are as in
-`kernels.sample`; `table` is a `HashTable` of the chosen nodes, and `trees` the tree of each column,
+`kernels.sample`; `table` is a `NodeTable` of the chosen nodes, and `trees` the tree of each column,
 where a node is another one in each tree, else None.  Edges are written one after the other, from
 `used` on; with ~used the kernels say that there is no more room.
 """

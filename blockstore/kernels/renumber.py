@@ -15,74 +15,24 @@ _NODES = 32  # of n_id, likewise
 NODE_BITS = 40  # of a key (tree, node): nodes below 2**40, trees below 2**24 - 1
 
 
-class HashTable(NamedTuple):
-    """As many slots as a power of two, at most half of them used."""
+class NodeTable(NamedTuple):
+    """Local ids by node: of all nodes, or hashed.  Clean between batches.
 
-    keys: NDArray[Any]  # id_dtype, or uint64 for (tree, node); all ones between batches
-    values: NDArray[np.uint32]  # local ids
-
-
-@leaf
-def enter_seeds_stamp(n_id, num, stamp):
-    """The seeds n_id[:num] get their places; of equal ones the first counts.
-
-    stamp   int32 (num store ids,)   all -1 between batches; else the local id
+    Hashed it has as many slots as a power of two, at most half of them used; a node may be another
+    one in each of several trees then.
     """
-    for i in range(num):
-        if stamp[n_id[i]] < 0:
-            stamp[n_id[i]] = i
+
+    keys: (
+        NDArray[Any] | None
+    )  # id_dtype, or uint64 for (tree, node); clean: all ones.  None: of all
+    values: NDArray[Any]  # uint32 local ids; of all nodes int32, clean: all -1
 
 
-@leaf
-def renumber_stamp(draws, starts, counts, stamp, n_id, num_nodes, local, edge):
-    """Local ids of a hop's sources; new ones are appended to n_id.
-
-    draws   id_dtype               column i holds counts[i] ids from starts[i] on
-    stamp   int32                  see `enter_seeds_stamp`
-    n_id    id_dtype               num_nodes of it are in use
-    local   uint32                 out, compact, from position `edge` on
-
-    Returns (num_nodes, edge) after the hop; ~num_nodes, where n_id or `local` has no more room.
-    """
-    num = counts.size
-    for i in range(num):
-        if i + _COLUMNS < num:
-            start = starts[i + _COLUMNS]
-            for k in range(start, start + min(np.int64(counts[i + _COLUMNS]), _DRAWS)):
-                prefetch(stamp, np.int64(draws[k]))
-        stop = starts[i] + np.int64(counts[i])
-        if edge + np.int64(counts[i]) > local.size:
-            return ~np.int64(num_nodes), edge
-        for low in range(starts[i], stop, _DRAWS):
-            for k in range(low + _DRAWS, min(low + 2 * _DRAWS, stop)):
-                prefetch(stamp, np.int64(draws[k]))
-            for k in range(low, min(low + _DRAWS, stop)):
-                node = draws[k]
-                place = stamp[node]
-                if place < 0:
-                    if num_nodes == n_id.size:
-                        return ~np.int64(num_nodes), edge
-                    place = np.int32(num_nodes)
-                    stamp[node] = place
-                    n_id[num_nodes] = node
-                    num_nodes += 1
-                local[edge] = place
-                edge += 1
-    return np.int64(num_nodes), edge
-
-
-@leaf
-def clear_stamp(n_id, num_nodes, stamp):
-    for i in range(num_nodes):
-        if i + _NODES < num_nodes:
-            prefetch(stamp, np.int64(n_id[i + _NODES]))
-        stamp[n_id[i]] = -1
-
-
+# `keys` of a table of all nodes, and `trees` if there are none, are None as a kernel is compiled.
 @inner
 def _key(node, trees, i):
     """Key of a node; of one in trees that of the node in tree `trees[i]`."""
-    if trees is None:  # known as the kernel is compiled
+    if trees is None:
         return np.uint64(node)
     return (np.uint64(trees[i]) << np.uint64(NODE_BITS)) | np.uint64(node)
 
@@ -94,9 +44,11 @@ def _empty(keys):
 
 
 @inner
-def _find(key, keys, empty):
+def _find(key, keys):
     """Slot of a key, or the empty slot where it would go."""
-    mask = keys.size - 1
+    if keys is None:
+        return np.int64(key)
+    mask, empty = keys.size - 1, _empty(keys)
     slot = np.int64(mix(key) & np.uint64(mask))
     while np.uint64(keys[slot]) != empty and np.uint64(keys[slot]) != key:
         slot = (slot + 1) & mask
@@ -104,47 +56,72 @@ def _find(key, keys, empty):
 
 
 @inner
+def _is_free(slot, keys, values):
+    if keys is None:
+        return values[slot] < 0
+    return np.uint64(keys[slot]) == _empty(keys)
+
+
+@inner
+def _take(slot, key, keys):
+    if keys is not None:
+        keys[slot] = key
+
+
+@inner
+def _free(slot, keys, values):
+    if keys is None:
+        values[slot] = -1
+    else:
+        keys[slot] = _empty(keys)
+
+
+@inner
 def _ask_for(key, keys, values):
     """Prefetch where the search for a key begins."""
-    slot = np.int64(mix(key) & np.uint64(keys.size - 1))
-    prefetch(keys, slot)
-    prefetch(values, slot)
+    if keys is None:
+        prefetch(values, np.int64(key))
+    else:
+        slot = np.int64(mix(key) & np.uint64(keys.size - 1))
+        prefetch(keys, slot)
+        prefetch(values, slot)
 
 
 @inner
 def has_node(node, table, trees, i):
-    """Whether a HashTable has a node; with `trees` in tree `trees[i]`."""
-    empty = _empty(table.keys)
-    return np.uint64(table.keys[_find(_key(node, trees, i), table.keys, empty)]) != empty
+    """Whether a table has a node; with `trees` in tree `trees[i]`."""
+    slot = _find(_key(node, trees, i), table.keys)
+    return not _is_free(slot, table.keys, table.values)
 
 
 @leaf
-def enter_seeds_hash(n_id, num, table, trees=None):
-    """As `enter_seeds_stamp`, into a HashTable.
+def enter_seeds(n_id, num, table, trees):
+    """The seeds n_id[:num] get their places; of equal ones the first counts.
 
     trees   uint32 (>= num,)   tree of each node; None: nodes are the same in all trees
     """
     keys, values = table.keys, table.values
-    empty = _empty(keys)
     for i in range(num):
         key = _key(n_id[i], trees, i)
-        slot = _find(key, keys, empty)
-        if np.uint64(keys[slot]) == empty:
-            keys[slot] = key
+        slot = _find(key, keys)
+        if _is_free(slot, keys, values):
+            _take(slot, key, keys)
             values[slot] = i
 
 
 @leaf
-def renumber_hash(
-    draws, starts, counts, table, n_id, num_nodes, local, edge, frontier=None, trees=None
-):
-    """As `renumber_stamp`, through a hash table; a node may be another one in each tree.
+def renumber(draws, starts, counts, table, n_id, num_nodes, local, edge, frontier, trees):
+    """Local ids of a hop's sources; new ones are appended to n_id.
 
+    draws      id_dtype                column i holds counts[i] ids from starts[i] on
+    n_id       id_dtype                num_nodes of it are in use
+    local      uint32                  out, compact, from position `edge` on
     frontier   uint32 (counts.size,)   tree of each column, to which its draws belong, or None
-    trees      uint32                  in and out, beside n_id; None: as in `enter_seeds_hash`
+    trees      uint32                  in and out, beside n_id; None: as in `enter_seeds`
+
+    Returns (num_nodes, edge) after the hop; ~num_nodes, where n_id or `local` has no more room.
     """
     keys, values, num = table.keys, table.values, counts.size
-    empty = _empty(keys)
     for i in range(num):
         if i + _COLUMNS < num:
             start = starts[i + _COLUMNS]
@@ -158,11 +135,11 @@ def renumber_hash(
                 _ask_for(_key(draws[k], frontier, i), keys, values)
             for k in range(low, min(low + _DRAWS, stop)):
                 key = _key(draws[k], frontier, i)
-                slot = _find(key, keys, empty)
-                if np.uint64(keys[slot]) == empty:
+                slot = _find(key, keys)
+                if _is_free(slot, keys, values):
                     if num_nodes == n_id.size:
                         return ~np.int64(num_nodes), edge
-                    keys[slot] = key
+                    _take(slot, key, keys)
                     values[slot] = num_nodes
                     n_id[num_nodes] = draws[k]
                     if trees is not None:
@@ -174,16 +151,15 @@ def renumber_hash(
 
 
 @leaf
-def clear_hash(n_id, num_nodes, table, trees=None):
+def clear_table(n_id, num_nodes, table, trees):
     """All empty again, by going through the nodes backwards: each is the last of its chain."""
     keys, values = table.keys, table.values
-    empty = _empty(keys)
     for i in range(num_nodes - 1, -1, -1):
         if i >= _NODES:
             _ask_for(_key(n_id[i - _NODES], trees, i - _NODES), keys, values)
-        slot = _find(_key(n_id[i], trees, i), keys, empty)
+        slot = _find(_key(n_id[i], trees, i), keys)
         if values[slot] == i:  # not the second place of a seed that is given twice
-            keys[slot] = empty
+            _free(slot, keys, values)
 
 
 @leaf

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from blockstore.kernels.renumber import HashTable, enter_seeds_hash, renumber_hash
+from blockstore.kernels.renumber import NodeTable, enter_seeds, renumber
 from clients.batch import BatchArrays, BatchReader, ItemOrder, Named, numpy_dtype
 from clients.connection.buffers import BufferPool, Memory
 from clients.connection.session import Session
@@ -34,17 +34,19 @@ class DistinctNodes:
             known = self._nodes[: self.num]
             self._make_room(2 * (self.num + draws.size))
             self._nodes[: self.num] = known
-            enter_seeds_hash(self._nodes, self.num, self._table)
+            enter_seeds(self._nodes, self.num, self._table, None)
         places = np.empty(draws.size, np.uint32)
         starts, counts = np.zeros(1, np.int64), np.array([draws.size], np.uint32)
-        num, _ = renumber_hash(draws, starts, counts, self._table, self._nodes, self.num, places, 0)
+        num, _ = renumber(
+            draws, starts, counts, self._table, self._nodes, self.num, places, 0, None, None
+        )
         self.num = int(num)
         return places.astype(np.int64)
 
     def _make_room(self, num_nodes: int) -> None:
         slots = 1 << (2 * num_nodes - 1).bit_length()
         self._nodes = np.empty(num_nodes, np.uint64)
-        self._table = HashTable(
+        self._table = NodeTable(
             np.full(slots, -1, np.int64).view(np.uint64), np.empty(slots, np.uint32)
         )
 

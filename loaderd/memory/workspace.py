@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from blockstore.kernels.records import EdgeRecord
-from blockstore.kernels.renumber import HashTable
+from blockstore.kernels.renumber import NodeTable
 from loaderd.plans.base import Shape
 
 ALIGN = 64
@@ -102,9 +102,7 @@ class Workspace:
     multi_block_degrees: NDArray[np.int64]
     marks: NDArray[np.uint8]  # one a block, all 0 between uses
     transit: NDArray[np.int32]  # one a block, all -1 between uses
-    table_keys: NDArray[Any]  # hash table, or empty where there is a stamp
-    table_values: NDArray[Any]
-    stamp: NDArray[np.int32]
+    table: NodeTable  # clean between batches
     addresses: list[NDArray[np.uint64]]  # per row array
     positions: NDArray[np.uint32]
     trees: NDArray[np.uint32]  # of each node, where nodes are not shared between seeds
@@ -115,18 +113,12 @@ class Workspace:
     # arena slots through which blocks pass while rows are copied
     transit_slots: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
-    def renumber_table(self) -> NDArray[np.int32] | HashTable:
-        """The table as the renumber kernels take it."""
-        return self.stamp if self.stamp.size else HashTable(self.table_keys, self.table_values)
-
 
 def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
     relations = len(shape.edges[0])
     widest = max(shape.frontier)
     most = max(max(hop) for hop in shape.edges)
     ids = np.dtype(sizes.id_dtype)
-    stamp = sizes.stamp and not sizes.trees
-    hashed = 0 if stamp else 1 << max(4, (2 * shape.nodes - 1).bit_length())
     num_items = shape.nodes + shape.total_edges * sizes.edge_rows
     words = sizes.record.size
     nodes = max(num_items, widest)
@@ -150,9 +142,7 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
         multi_block_degrees=array(np.int64, widest),
         marks=array(np.uint8, sizes.max_blocks),
         transit=array(np.int32, sizes.max_blocks),
-        table_keys=array(np.uint64 if sizes.trees else ids, hashed),
-        table_values=array(np.uint32, hashed),
-        stamp=array(np.int32, sizes.num_nodes if stamp else 0),
+        table=_carve_table(carver, shape, sizes),
         addresses=[array(np.uint64, num_items) for _ in sizes.rows],
         positions=array(np.uint32, num_items),
         trees=array(np.uint32, shape.nodes if sizes.trees else 0),
@@ -160,6 +150,14 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
         record=sizes.record,
         rows=sizes.rows,
     )
+
+
+def _carve_table(carver: Carver, shape: Shape, sizes: Sizes) -> NodeTable:
+    if sizes.stamp and not sizes.trees:
+        return NodeTable(None, carver.array(np.int32, sizes.num_nodes))
+    slots = 1 << max(4, (2 * shape.nodes - 1).bit_length())
+    keys = carver.array(np.uint64 if sizes.trees else sizes.id_dtype, slots)
+    return NodeTable(keys, carver.array(np.uint32, slots))
 
 
 def workspace_bytes(shape: Shape, sizes: Sizes) -> int:
@@ -173,5 +171,8 @@ def clear_workspace(workspace: Workspace) -> None:
     """Bring the tables into the state that every batch leaves them in."""
     workspace.marks[:] = 0
     workspace.transit[:] = -1
-    workspace.stamp[:] = -1
-    workspace.table_keys[:] = np.iinfo(workspace.table_keys.dtype).max
+    keys, values = workspace.table
+    if keys is None:
+        values[:] = -1
+    else:
+        keys[:] = np.iinfo(keys.dtype).max

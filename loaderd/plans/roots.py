@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from blockstore.kernels.links import draw_negatives, drop_excluded, group_excluded
 from blockstore.kernels.order import take_ids
 from blockstore.kernels.random import permute_range
-from blockstore.kernels.renumber import HashTable, renumber_hash
+from blockstore.kernels.renumber import NodeTable, renumber
 from loaderd.api.protocol import SeedEdges
 from loaderd.plans.base import Plan, Unit
 
@@ -209,9 +209,9 @@ def _number(ends: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.uint32]]:
     keys = np.full(size, np.iinfo(ends.dtype).max, ends.dtype)
     values = np.empty(size, np.uint32)
     nodes, places = np.empty_like(ends), np.empty(ends.size, np.uint32)
-    num, _ = renumber_hash(
-        ends, np.zeros(1, np.int64), np.array([ends.size], np.uint32), HashTable(keys, values),
-        nodes, 0, places, 0,
+    num, _ = renumber(
+        ends, np.zeros(1, np.int64), np.array([ends.size], np.uint32), NodeTable(keys, values),
+        nodes, 0, places, 0, None, None,
     )  # fmt: skip
     return nodes[: int(num)], places
 

@@ -5,15 +5,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.kernels.renumber import (
-    HashTable,
-    clear_hash,
-    clear_stamp,
-    enter_seeds_hash,
-    enter_seeds_stamp,
-    renumber_hash,
-    renumber_stamp,
-)
+from blockstore.kernels.renumber import clear_table, enter_seeds, renumber
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 
 
@@ -26,19 +18,14 @@ class Renumbering:
     def __init__(self, work: Workspace, num_nodes: int) -> None:
         """`n_id[:num_nodes]` is in use: nodes found so far, in order; so are `trees`, if any."""
         self._work, self.num_nodes = work, num_nodes
-        self._table = work.renumber_table()
-        kernels: tuple[Any, Any, Any] = enter_seeds_stamp, renumber_stamp, clear_stamp
-        if isinstance(self._table, HashTable):
-            kernels = enter_seeds_hash, renumber_hash, clear_hash
-        self._enter, self._renumber, self._clear = kernels
-        self._trees = (work.trees,) if work.trees.size else ()
+        self._trees = work.trees if work.trees.size else None
 
     def __enter__(self) -> Self:
-        self._enter(self._work.n_id, self.num_nodes, self._table, *self._trees)
+        enter_seeds(self._work.n_id, self.num_nodes, self._work.table, self._trees)
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._clear(self._work.n_id, self.num_nodes, self._table, *self._trees)
+        clear_table(self._work.n_id, self.num_nodes, self._work.table, self._trees)
 
     def add(
         self,
@@ -53,10 +40,9 @@ class Renumbering:
         trees   of the frontier's nodes, where batches are trees
         """
         work = self._work
-        frontier = (trees,) if self._trees else ()
-        num_nodes, end = self._renumber(
-            draws, starts, counts, self._table, work.n_id, self.num_nodes, work.local, edge,
-            *frontier, *self._trees,
+        num_nodes, end = renumber(
+            draws, starts, counts, work.table, work.n_id, self.num_nodes, work.local, edge,
+            None if self._trees is None else trees, self._trees,
         )  # fmt: skip
         self.num_nodes = int(num_nodes if num_nodes >= 0 else ~num_nodes)
         if num_nodes < 0:

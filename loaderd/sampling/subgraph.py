@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from blockstore.kernels.order import compact_records
 from blockstore.kernels.picks import UNIFORM, Column, Rule
-from blockstore.kernels.renumber import HashTable
 from loaderd.memory.workspace import Workspace
 from loaderd.plans.base import Unit
 from loaderd.plans.roots import Roots
@@ -158,9 +157,7 @@ def sample_subgraph(
             trees = work.trees[:frontier] if sampler.trees else NO_TREES
             rule = Rule(-1, False, UNIFORM, np.uint64(0), NO_TREES, *NO_FOREST[:2])
             column = Column(work.n_id[:frontier], SAMPLED, counts, rule)
-            table = work.renumber_table()
-            assert isinstance(table, HashTable)
-            topology.keep(column, work, table, trees if sampler.trees else None)
+            topology.keep(column, work, trees if sampler.trees else None)
             if work.record.size:
                 compact_records(
                     work.record_draws, work.starts, counts, frontier, work.records, edge

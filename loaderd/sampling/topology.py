@@ -20,7 +20,6 @@ from blockstore.kernels.order import (
 )
 from blockstore.kernels.picks import BY_SOURCE, UNIFORM, Column, Draws
 from blockstore.kernels.records import EdgeRecord
-from blockstore.kernels.renumber import HashTable
 from blockstore.kernels.sample import (
     MultiBlockColumns,
     Picks,
@@ -299,10 +298,8 @@ class Topology:
         for order, low, high in self._groups(column, index, work):
             column_degrees(index.view, column, work.blocks, order, low, high)
 
-    def keep(
-        self, column: Column, work: Workspace, table: HashTable, trees: NDArray[np.uint32] | None
-    ) -> None:
-        """All edges of a frontier from nodes of a table, into `work.draws` at `work.starts`.
+    def keep(self, column: Column, work: Workspace, trees: NDArray[np.uint32] | None) -> None:
+        """All edges of a frontier from nodes of `work.table`, into `work.draws` at `work.starts`.
 
         trees   of the frontier's nodes, where a node is another one in each tree
 
@@ -320,7 +317,7 @@ class Topology:
         degrees[:num] = used = 0
         for order, low, high in self._groups(column, index, work):
             used = keep_columns(
-                view, column, blocks, order, low, high, table, trees, draws, degrees, used
+                view, column, blocks, order, low, high, work.table, trees, draws, degrees, used
             )
             if used < 0:
                 raise WorkspaceFull
@@ -336,7 +333,9 @@ class Topology:
             needed = np.unique(blocks[own[:, 0]] + own[:, 1])
             held = self.residency.hold(column.relation, needed, account=Account.WORKER)
             try:
-                used = keep_parts(view, column, blocks, own, degrees, table, trees, draws, used)
+                used = keep_parts(
+                    view, column, blocks, own, degrees, work.table, trees, draws, used
+                )
             finally:
                 self.residency.drop(held)
             if used < 0:

@@ -19,7 +19,7 @@ from blockstore.kernels.order import stride_starts
 from blockstore.kernels.picks import UNIFORM, Column, Draws, Rule
 from blockstore.kernels.random import make_key
 from blockstore.kernels.records import EdgeRecord
-from blockstore.kernels.renumber import clear_stamp, renumber_stamp
+from blockstore.kernels.renumber import NodeTable, clear_table, renumber
 from blockstore.kernels.rows import gather_rows
 from blockstore.kernels.sample import MultiBlockColumns, draw_columns
 from blockstore.store import open_store, scan_blocks
@@ -71,7 +71,7 @@ class Frontier:
         stride_starts(size, fanout, self.starts)
         self.draws, self.counts = np.zeros(size * fanout, dtype), np.empty(size, np.uint32)
         self.multi_block = MultiBlockColumns(np.empty(size, np.uint32), np.empty(size, np.int64))
-        self.stamp = np.full(graph.num_nodes, -1, np.int32)
+        self.table = NodeTable(None, np.full(graph.num_nodes, -1, np.int32))
         self.n_id = np.empty(size * fanout, dtype)
         self.local = np.empty(size * fanout, np.uint32)
         key, none = np.uint64(make_key(number, 0, 0, 0, 0)), np.empty(0, np.int64)
@@ -96,10 +96,11 @@ class Frontier:
 
     def renumber(self) -> None:
         """Local ids of what was drawn, and the table cleared."""
-        num_nodes, _ = renumber_stamp(
-            self.draws, self.starts, self.counts, self.stamp, self.n_id, 0, self.local, 0
-        )
-        clear_stamp(self.n_id, num_nodes, self.stamp)
+        num_nodes, _ = renumber(
+            self.draws, self.starts, self.counts, self.table, self.n_id, 0, self.local, 0,
+            None, None,
+        )  # fmt: skip
+        clear_table(self.n_id, num_nodes, self.table, None)
 
 
 def copy_job() -> Job:

@@ -6,41 +6,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockstore.kernels.random import make_key
-from blockstore.kernels.renumber import (
-    HashTable,
-    clear_hash,
-    clear_stamp,
-    enter_seeds_hash,
-    enter_seeds_stamp,
-    renumber_hash,
-    renumber_stamp,
-)
+from blockstore.kernels.renumber import NodeTable, clear_table, enter_seeds, renumber
 from tests import reference
 from tests.blockstore.kernels.sampling import sample_by_block, sample_present
 from tests.graphs import hold, make_csc
 
-STAMP = enter_seeds_stamp, renumber_stamp, clear_stamp
-HASH = enter_seeds_hash, renumber_hash, clear_hash
 POSITION = st.integers(0, 2**64 - 1), st.integers(0, 99), st.integers(0, 10**6)
 
 
-def _tables(hashed: bool, num_nodes: int, most: int):
-    """(kernels, arrays) of a table with room for `most` nodes."""
+def _table(hashed: bool, num_nodes: int, most: int) -> NodeTable:
+    """With room for `most` nodes."""
     if not hashed:
-        return STAMP, np.full(num_nodes, -1, np.int32)
+        return NodeTable(None, np.full(num_nodes, -1, np.int32))
     size = 1 << (2 * most).bit_length()
     keys = np.full(size, 2**32 - 1, np.uint32)
-    return HASH, HashTable(keys, np.zeros(size, np.uint32))
+    return NodeTable(keys, np.zeros(size, np.uint32))
 
 
 def _batch(held, seeds, fanouts, position, hashed, together):
     """One batch by the kernels; blocks all present, or `together` at a time."""
     most = len(seeds) + held.graph.indices.size
-    (enter, renumber, clear), table = _tables(hashed, held.graph.num_nodes, most)
+    table = _table(hashed, held.graph.num_nodes, most)
     n_id = np.empty(most, np.uint32)
     n_id[: len(seeds)] = seeds
     low, high = 0, len(seeds)
-    enter(n_id, high, table)
+    enter_seeds(n_id, high, table, None)
     batch = reference.SampledBatch([], [high], [], [], [])
     for hop, fanout in enumerate(fanouts):
         frontier, key = n_id[low:high], make_key(*position, hop, 0)
@@ -53,15 +43,17 @@ def _batch(held, seeds, fanouts, position, hashed, together):
         draws = np.array([s for column in found.sources for s in column], np.uint32)
         starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         local = np.empty(draws.size, np.uint32)
-        num_nodes, num_edges = renumber(draws, starts, counts, table, n_id, high, local, 0)
+        num_nodes, num_edges = renumber(
+            draws, starts, counts, table, n_id, high, local, 0, None, None
+        )
         assert num_edges == draws.size
         batch.src_local.append(local.tolist())
         batch.dst_local.append(np.repeat(np.arange(low, high), counts).tolist())
         batch.edges.append([edge for column in found.edge_ids for edge in column])
         batch.nodes_per_hop.append(num_nodes - high)
         low, high = high, num_nodes
-    clear(n_id, high, table)
-    kept = table.keys == 2**32 - 1 if hashed else table == -1
+    clear_table(n_id, high, table, None)
+    kept = table.keys == 2**32 - 1 if hashed else table.values == -1
     assert kept.all()
     return batch._replace(n_id=n_id[:high].tolist())
 

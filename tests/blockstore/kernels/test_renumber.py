@@ -5,15 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockstore.kernels.renumber import (
-    HashTable,
-    clear_hash,
-    clear_stamp,
-    enter_seeds_hash,
-    enter_seeds_stamp,
-    renumber_hash,
-    renumber_stamp,
-)
+from blockstore.kernels.renumber import NodeTable, clear_table, enter_seeds, renumber
 from tests import reference
 from tests.graphs import ID_DTYPES
 
@@ -27,38 +19,35 @@ class Table:
     def __init__(self, kind: str, id_dtype: str, most: int, base: int = 0) -> None:
         self.dtype, self.base = np.dtype(id_dtype), base
         if kind == "stamp":
-            self.table = np.full(NUM_IDS, -1, np.int32)
-            self.kernels = enter_seeds_stamp, renumber_stamp, clear_stamp
+            self.table = NodeTable(None, np.full(NUM_IDS, -1, np.int32))
             return
         size = 1 << max(4, (2 * most - 1).bit_length())
         keys = np.full(size, np.iinfo(self.dtype).max, self.dtype)
-        self.table = HashTable(keys, np.zeros(size, np.uint32))
-        self.kernels = enter_seeds_hash, renumber_hash, clear_hash
+        self.table = NodeTable(keys, np.zeros(size, np.uint32))
 
     def run(self, hops, seeds, gap):
         """(n_id, local ids) of one batch; columns lie `gap` apart in the draws."""
-        enter, renumber, clear = self.kernels
         total = sum(len(column) for columns in hops for column in columns)
         n_id = np.full(len(seeds) + total, 7, self.dtype)
         n_id[: len(seeds)] = np.array(seeds, self.dtype) + self.dtype.type(self.base)
         local = np.full(total + 1, 99, np.uint32)
         num_nodes, edge = len(seeds), 0
-        enter(n_id, num_nodes, self.table)
+        enter_seeds(n_id, num_nodes, self.table, None)
         for columns in hops:
             draws, starts, counts = lay_out(columns, gap, self.dtype, self.base)
             num_nodes, edge = renumber(
-                draws, starts, counts, self.table, n_id, num_nodes, local, edge
+                draws, starts, counts, self.table, n_id, num_nodes, local, edge, None, None
             )
-        clear(n_id, num_nodes, self.table)
+        clear_table(n_id, num_nodes, self.table, None)
         assert edge == total
         assert local[total] == 99
         return (n_id[:num_nodes] - self.dtype.type(self.base)).tolist(), local[:total].tolist()
 
     def clean(self) -> bool:
         """Whether the table is as before the first batch."""
-        if isinstance(self.table, HashTable):
+        if self.table.keys is not None:
             return bool((self.table.keys == np.iinfo(self.dtype).max).all())
-        return bool((self.table == -1).all())
+        return bool((self.table.values == -1).all())
 
 
 def lay_out(columns, gap, dtype, base):
@@ -113,7 +102,7 @@ def test_a_hash_table_that_is_half_full_is_emptied_again():
     ids = np.random.default_rng(4).permutation(2**20)[:4096]
     n_id = np.concatenate([ids, ids[:100]]).astype(np.uint32)  # some are given twice
     keys, values = np.full(8192, 2**32 - 1, np.uint32), np.zeros(8192, np.uint32)
-    enter_seeds_hash(n_id, n_id.size, HashTable(keys, values))
+    enter_seeds(n_id, n_id.size, NodeTable(keys, values), None)
     assert (keys < 2**32 - 1).sum() == 4096
-    clear_hash(n_id, n_id.size, HashTable(keys, values))
+    clear_table(n_id, n_id.size, NodeTable(keys, values), None)
     assert (keys == 2**32 - 1).all()
