@@ -50,7 +50,7 @@ class _Meta(msgspec.Struct):
 class DglCsvSource(TabularSource):
     """A folder of DGL's CSVDataset, with one graph.  Raises BadInput."""
 
-    layout = "dgl-csv"
+    layout, marks = "dgl-csv", (META,)
 
     def __init__(self, path: Path) -> None:
         described = path / META
@@ -66,11 +66,6 @@ class DglCsvSource(TabularSource):
         nodes = [_node(path, meta.separator, n) for n in meta.node_data]
         edges = [_edge(path, meta.separator, e) for e in meta.edge_data]
         super().__init__(path, nodes, edges, [described])
-
-    @classmethod
-    def recognise(cls, path: Path) -> str | None:
-        """A folder with `meta.yaml`."""
-        return f"{META} of DGL's CSVDataset" if (path / META).is_file() else None
 
 
 def _node(folder: Path, separator: str, node: _Nodes) -> NodeTables:

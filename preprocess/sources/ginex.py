@@ -29,7 +29,7 @@ class _Conf(msgspec.Struct):
 class GinexSource(GraphSource):
     """A folder that Ginex's `prepare_dataset.py` wrote.  Raises BadInput."""
 
-    layout = "ginex"
+    layout, marks = "ginex", (CONF, "indptr.dat")
 
     def __init__(self, path: Path) -> None:
         conf = read_description(path / CONF, _Conf)
@@ -52,12 +52,6 @@ class GinexSource(GraphSource):
             for name in ("train", "valid", "test"):
                 if held.get(name) is not None:
                     self.add_split(NODE, torch_ids(name, path / SPLITS, name, held))
-
-    @classmethod
-    def recognise(cls, path: Path) -> str | None:
-        """A folder with `conf.json` and `indptr.dat`."""
-        found = (path / CONF).is_file() and (path / "indptr.dat").is_file()
-        return f"{CONF} and indptr.dat" if found else None
 
 
 def _open(folder: Path, conf: _Conf, name: str, kinds: str, rows: int | None) -> RawFile:

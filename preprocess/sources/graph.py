@@ -81,11 +81,13 @@ class GraphSource:
 
     layout = ""  # as `--layout` takes it
     undirected = False
+    marks: tuple[str, ...] = ()  # files by which a folder is of this layout; (): `recognise` tells
 
     @classmethod
-    def recognise(cls, _path: Path) -> str | None:
+    def recognise(cls, path: Path) -> str | None:
         """What of this layout is there, by the names of files; None where it is another."""
-        return None
+        there = cls.marks and all((path / name).is_file() for name in cls.marks)
+        return " and ".join(cls.marks) if there else None
 
     def __init__(self, where: Path, num_nodes: Mapping[str, int] | None = None) -> None:
         self.where, self._num_nodes = str(where), dict(num_nodes or {})

@@ -104,7 +104,7 @@ class _Seeds(NamedTuple):
 class GraphBoltSource(GraphSource):
     """A `Source` that is `Preparable`: labels that lie in several lists become one array."""
 
-    layout = "graphbolt"
+    layout, marks = "graphbolt", (META,)
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -125,11 +125,6 @@ class GraphBoltSource(GraphSource):
             if form is not None:
                 self._made[name] = MadeRows(form)
                 self.add_label(name, self._made[name])
-
-    @classmethod
-    def recognise(cls, path: Path) -> str | None:
-        """A folder with `metadata.yaml`."""
-        return f"{META} of GraphBolt's OnDiskDataset" if (path / META).is_file() else None
 
     def prepare(self, preparation: Preparation) -> None:
         """Count the edges in text, put labels into one array, tell pairs from negative pairs."""

@@ -30,7 +30,7 @@ _Flags = list[Annotated[int, msgspec.Meta(ge=-128, le=127)]]
 class GraphSaintSource(GraphSource):
     """A `Source` that is `Preparable`: JSON becomes arrays, a window of the nodes at a time."""
 
-    layout = "graphsaint"
+    layout, marks = "graphsaint", (ADJACENCY, ROLES)
 
     def __init__(self, path: Path) -> None:
         num_nodes, edges = open_matrix(path / ADJACENCY)
@@ -46,12 +46,6 @@ class GraphSaintSource(GraphSource):
         self._kind, form = self._label_form()
         self._label = MadeRows(form)
         self.add_label(NODE, self._label)
-
-    @classmethod
-    def recognise(cls, path: Path) -> str | None:
-        """A folder with `adj_full.npz` and `role.json`."""
-        found = (path / ADJACENCY).is_file() and (path / ROLES).is_file()
-        return f"{ADJACENCY} and {ROLES}" if found else None
 
     def prepare(self, preparation: Preparation) -> None:
         """Labels and splits as arrays: passes over the JSON, memory a share of what there is."""

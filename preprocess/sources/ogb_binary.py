@@ -17,12 +17,7 @@ _MAIN = {"node_feat": "x", "edge_feat": "feat"}
 class OgbBinarySource(OgbSource):
     """A dataset's folder with arrays in `raw`.  Raises BadInput."""
 
-    layout = "ogb-binary"
-
-    @classmethod
-    def recognise(cls, path: Path) -> str | None:
-        """A folder with `raw/data.npz`."""
-        return f"raw/{_DATA}" if (path / "raw" / _DATA).is_file() else None
+    layout, marks = "ogb-binary", (f"raw/{_DATA}",)
 
     def __init__(self, path: Path) -> None:
         data, labels = path / "raw" / _DATA, path / "raw" / _LABELS

@@ -59,7 +59,7 @@ def hetero(folder: Path) -> Path:
 
 
 def test_a_graph_of_one_type(tmp_path: Path):
-    assert DglCsvSource.recognise(homogeneous(tmp_path)) == "meta.yaml of DGL's CSVDataset"
+    assert DglCsvSource.recognise(homogeneous(tmp_path)) == "meta.yaml"
     source = DglCsvSource(tmp_path)
     with ready(source, tmp_path):
         assert read_all(source) == {

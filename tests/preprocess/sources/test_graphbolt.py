@@ -114,9 +114,7 @@ def large(folder: Path) -> Path:
 
 
 def test_a_graph_of_one_type(tmp_path: Path):
-    assert (
-        GraphBoltSource.recognise(small(tmp_path)) == "metadata.yaml of GraphBolt's OnDiskDataset"
-    )
+    assert GraphBoltSource.recognise(small(tmp_path)) == "metadata.yaml"
     source = GraphBoltSource(tmp_path)
     with ready(source, tmp_path):
         label = source.label("node")
