@@ -259,7 +259,7 @@ class BatchReader(ArenaReader):
     def read(self, step: int) -> BatchArrays:
         """The batch of `step`, all of it copied and released; waits for the daemon."""
         self._load_kernels()
-        ready = self._session.receive_batch(step)
+        ready = self._session.receive(BatchReady, step)
         named = {array.name: array for array in ready.structure.arrays}
         wanted = () if self._single else ("src", "ends")  # what the order of the nodes depends on
         views = {n: self._narrow(ready.structure, named[n]) for n in wanted if n in named}
@@ -432,7 +432,7 @@ class BatchReader(ArenaReader):
         group = ready.rows
         self._gather(group, items, rows)
         while not group.last:
-            group = self._session.receive_rows(ready.step, group.group + 1)
+            group = self._session.receive(RowGroup, ready.step, group.group + 1)
             self._gather(group, items, rows)
 
     def _gather(self, group: RowGroup, items: ItemOrder, rows: dict[str, NDArray[Any]]) -> None:

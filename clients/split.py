@@ -30,7 +30,7 @@ from clients.torch import (
     only_type,
 )
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import Attached
+from loaderd.api.protocol import Attached, BatchReady
 from loaderd.api.tcp import SCHEME
 
 __all__ = [
@@ -191,7 +191,7 @@ class SplitReader(BatchReader):
     def read(self, step: int) -> SplitArrays:
         """The piece of the batch of `step`, all of it copied and released; waits for the daemon."""
         self._load_kernels()
-        ready = self._session.receive_batch(step)
+        ready = self._session.receive(BatchReady, step)
         blob, attached = ready.structure, self._session.attached
         named = {array.name: array for array in blob.arrays}
         src = self._scratch.empty((named["src"].length,), np.uint32)

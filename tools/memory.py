@@ -44,6 +44,7 @@ from clients.connection.session import Attachment, Session
 from loaderd.api.errors import DaemonError, Refused
 from loaderd.api.protocol import (
     Attach,
+    BatchReady,
     ErrorReply,
     Ids,
     SeedEdges,
@@ -197,7 +198,7 @@ def attempt(endpoint: str, number: int, nodes: int) -> Attempt:
 def _take_batch(endpoint: str, request: Attach, ids: Any) -> None:
     with closing(Session(endpoint, request, ids)) as session:
         session.start(0, 0)
-        batch = session.receive_batch(0)
+        batch = session.receive(BatchReady, 0)
         session.release(0, batch.rows.group)
 
 

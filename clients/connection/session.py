@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -47,6 +47,7 @@ from loaderd.api.protocol import (
 WELCOME_TIMEOUT_S = 30.0  # a daemon that listens answers from its event loop
 WELCOME_BYTES = 1 << 16
 LINGER_MS = 200  # for the last Detach
+MessageT = TypeVar("MessageT", BatchReady, ChunkReady, RowGroup)
 _WORD_BYTES = 8
 INTACT: NDArray[np.uint64] = np.ones(1, np.uint64)  # where there is no arena
 LOOK_MS = 100  # how long it takes to see that a wait is to end
@@ -332,22 +333,10 @@ class Session:
         self._send(Start(session=session, run=self.run, epoch=epoch, step=step, stride=stride))
         return self.run
 
-    def receive_batch(self, step: int) -> BatchReady:
-        """The batch of `step`, with its first row group; waits for it."""
-        message = self._receive(step, 0)
-        assert isinstance(message, BatchReady)
-        return message
-
-    def receive_rows(self, step: int, group: int) -> RowGroup:
-        """A further row group of the batch of `step`; waits for it."""
+    def receive(self, kind: type[MessageT], step: int, group: int = 0) -> MessageT:
+        """A batch, its first row group in it, or a further row group of it; waits for it."""
         message = self._receive(step, group)
-        assert isinstance(message, RowGroup)
-        return message
-
-    def receive_chunk(self, step: int) -> ChunkReady:
-        """The hop-wise batch of `step`; waits for it."""
-        message = self._receive(step, 0)
-        assert isinstance(message, ChunkReady)
+        assert isinstance(message, kind)
         return message
 
     def release(self, step: int, group: int) -> None:

@@ -47,7 +47,7 @@ class HopReader(ArenaReader):
     def read(self, step: int) -> HopArrays:
         """The batch of `step`; the one before, if it was used where it lies, is given back."""
         self._give_back()
-        ready = self._session.receive_chunk(step)
+        ready = self._session.receive(ChunkReady, step)
         self.form = ready.form
         self._pool.received(self._arena, [])
         if ready.pieces is not None:

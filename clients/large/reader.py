@@ -153,7 +153,7 @@ class _PartReader(BatchReader):
     def read(self, step: int) -> BatchArrays:
         """The part of a batch, all of it copied and released; waits for the daemon."""
         self._load_kernels()
-        ready, attached = self._session.receive_batch(step), self._session.attached
+        ready, attached = self._session.receive(BatchReady, step), self._session.attached
         self._target.received(self._session.attachment.data, [])
         named = {array.name: array for array in ready.structure.arrays}
         num_nodes = sum(ready.nodes_per_hop)

@@ -187,7 +187,7 @@ def test_a_trainer_that_was_asleep_gets_an_error_or_the_same_batches(store, endp
     assert stop(daemon) == 0
 
 
-@pytest.mark.parametrize("moment", ["receive_batch", "release"])
+@pytest.mark.parametrize("moment", ["receive", "release"])
 def test_a_batch_that_was_read_while_the_arena_was_emptied_is_not_handed_out(
     tmp_path, monkeypatch, moment
 ):

@@ -35,11 +35,11 @@ OPTIONS = {"num_neighbors": (6, 4), "batch_size": 100, "seed": 5, "return_e_id":
 READ_ONE = """
 import sys
 from clients.connection.remote import RemoteSession
-from loaderd.api.protocol import Attach
+from loaderd.api.protocol import Attach, BatchReady
 request = Attach(token=0, request=0, num_neighbors=(6, 4), batch_size=100)
 session = RemoteSession(sys.argv[1], request)
 session.start(0, 0)
-session.receive_batch(0)
+session.receive(BatchReady, 0)
 print("read", flush=True)
 sys.stdin.read()
 """

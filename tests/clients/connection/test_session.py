@@ -8,7 +8,7 @@ import pytest
 
 from clients.connection.session import Session, error_of
 from loaderd.api.errors import BatchFailed, DaemonError, NoDaemon, Refused, SessionLost
-from loaderd.api.protocol import Attach, Detach, ErrorReply, Release, Start
+from loaderd.api.protocol import Attach, BatchReady, Detach, ErrorReply, Release, Start
 from tests.clients.fake import fake_daemon
 
 
@@ -83,7 +83,7 @@ def test_batches_come_in_the_order_asked_for(pair):
     daemon, session = pair
     session.start(epoch=3, step=1, stride=2)
     for step in (1, 3):
-        batch = session.receive_batch(step)
+        batch = session.receive(BatchReady, step)
         assert (batch.epoch, batch.step) == (3, step)
         session.release(step, 0)
     session.close()
@@ -96,7 +96,7 @@ def test_batches_of_an_older_run_are_dropped(tmp_path):
         session = Session(daemon.endpoint, attach())
         for run in (1, 2, 3):
             session.start(epoch=run, step=0)
-            assert session.receive_batch(0).epoch == run
+            assert session.receive(BatchReady, 0).epoch == run
         assert [m.run for m in daemon.received(Start)] == [1, 2, 3]
         session.close()
 
@@ -106,9 +106,9 @@ def test_a_failed_batch_is_raised_and_the_session_goes_on(tmp_path):
         session = Session(daemon.endpoint, attach())
         session.start(0, 2)
         with pytest.raises(BatchFailed, match=r"8192: crc32c is 1, expected 2"):
-            session.receive_batch(2)
+            session.receive(BatchReady, 2)
         session.start(0, 3)
-        assert session.receive_batch(3).step == 3
+        assert session.receive(BatchReady, 3).step == 3
         session.close()
 
 
@@ -117,10 +117,10 @@ def test_a_daemon_that_dies_is_noticed(tmp_path):
         session = Session(daemon.endpoint, attach())
         session.start(0, 0)
         for step in (0, 1):  # were pushed before it died
-            session.receive_batch(step)
+            session.receive(BatchReady, step)
         session.release(0, 0)
         with pytest.raises(SessionLost, match="fake: the daemon went away"):
-            session.receive_batch(2)
+            session.receive(BatchReady, 2)
         assert session.lost
         session.close()
 
@@ -130,7 +130,7 @@ def test_a_new_daemon_at_the_same_path_gets_a_new_attachment(tmp_path):
         old = Session(daemon.endpoint, attach())
         old.start(0, 0)
         with pytest.raises(SessionLost):
-            old.receive_batch(0)
+            old.receive(BatchReady, 0)
     for name in ("fake", "fake.door"):
         (tmp_path / name).unlink(missing_ok=True)
     with fake_daemon(tmp_path) as daemon:
@@ -138,7 +138,7 @@ def test_a_new_daemon_at_the_same_path_gets_a_new_attachment(tmp_path):
         assert new.attachment is not old.attachment
         old.close()
         new.start(0, 0)
-        assert new.receive_batch(0).step == 0
+        assert new.receive(BatchReady, 0).step == 0
         new.close()
 
 
@@ -151,7 +151,7 @@ def test_a_forked_child_lets_go_without_a_word(pair):
         os._exit(0 if door_closed and session.attachment.data.size == 0 else 1)
     assert os.waitpid(child, 0)[1] == 0
     session.start(0, 0)
-    assert session.receive_batch(0).step == 0
+    assert session.receive(BatchReady, 0).step == 0
     session.close()
     daemon.stop()
     assert daemon.received(Detach) == [Detach(session=session.attached.session)]

@@ -41,7 +41,7 @@ class Session:
         self.attachment = SimpleNamespace(data=self.data)
         self.run, self.released, self.form = 1, list[tuple[int, int]](), "ranges"
 
-    def receive_chunk(self, step: int) -> ChunkReady:
+    def receive(self, _kind: type[ChunkReady], step: int) -> ChunkReady:
         common = {"session": 1, "run": self.run, "epoch": 4, "step": step, "num_rows": BATCH}
         if self.form == "index":
             places = tuple((place,) for place in self.places)
