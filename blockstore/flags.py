@@ -5,13 +5,14 @@ is the head over them, in place of the docstring.
 """
 
 import inspect
+import sys
 from collections.abc import Callable
 from copy import copy
 from dataclasses import MISSING, Field, field, fields, is_dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 from typer import Exit, Option, Typer, echo
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 
 def flag(default: Any, text: str, *names: str, **more: Any) -> Any:
@@ -53,12 +54,16 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return made
 
 
-def versioned(app: Typer, text: str) -> None:
-    """The command of `app` with `--version`, which prints `text` and ends."""
+def command_group(kind: type["OneLineErrors"], purpose: str, version: str) -> Typer:
+    """A command of several, with `--version`; its help is plain text, for logs too."""
+    app = Typer(
+        cls=kind, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+        help=purpose,
+    )  # fmt: skip
 
     def show(asked: bool) -> None:
         if asked:
-            echo(text)
+            echo(version)
             raise Exit
 
     option = Option("--version", callback=show, is_eager=True, help="print the version, and exit")
@@ -67,6 +72,7 @@ def versioned(app: Typer, text: str) -> None:
         del version  # its callback has done what there is to do
 
     app.callback()(of_all)
+    return app
 
 
 def _options(record: Any) -> list[Field[Any]]:
@@ -87,3 +93,20 @@ class Panels(TyperCommand):
         for name, records in panels.items():
             with formatter.section(name):
                 formatter.write_dl(records)
+
+
+class OneLineErrors(TyperGroup):
+    """Commands that say in one line what can go wrong, and exit with code 2 then."""
+
+    expected: ClassVar[tuple[type[Exception], ...]]
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except self.expected as error:
+            sys.stderr.write(f"error: {self.line(error)}\n")
+            raise Exit(2) from error
+
+    @classmethod
+    def line(cls, error: Exception) -> str:
+        return " ".join(str(error).split())

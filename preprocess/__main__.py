@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 
 from blockstore import __version__
 from blockstore.errors import StoreError
-from blockstore.flags import versioned
+from blockstore.flags import OneLineErrors, command_group
 from blockstore.format import FORMAT_VERSION
 from blockstore.io.files import FULL
 from blockstore.make_part import make_part, part_bytes, plan_part
@@ -48,40 +47,40 @@ from preprocess.sources.generate import GraphRecipe
 from preprocess.sources.generate import generate as generate_graph
 from preprocess.sources.propose import propose
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain text, for logs too
-    help="Make, look at and check stores of graphs.",
-)
-versioned(app, f"blockstore {__version__}, store format {FORMAT_VERSION}")
+
+class Commands(OneLineErrors):
+    expected = StoreError, DaemonError, BadInput, ExecutorLost, OSError
+
+    @classmethod
+    def line(cls, error: Exception) -> str:
+        if not isinstance(error, OSError):
+            return super().line(error)
+        said = f"{error.filename or 'writing'}: {error.strerror}, expected to read or write there"
+        return f"{said}; free some space, or choose another disk" if error.errno in FULL else said
+
+
+app = command_group(
+    Commands, "Make, look at and check stores of graphs.",
+    f"blockstore {__version__}, store format {FORMAT_VERSION}",
+)  # fmt: skip
 
 
 @contextmanager
-def _one_line_errors(events: bool = False) -> Iterator[None]:
-    """What can go wrong is said in one line, with exit code 2; as the last event too."""
+def _last_event(is_event: bool) -> Iterator[None]:
+    """An error is the last event too, if events are what is printed."""
     try:
         yield
-    except (StoreError, DaemonError, BadInput, ExecutorLost, OSError) as error:
-        text = str(error)
-        if isinstance(error, OSError):
-            place = error.filename or "writing"
-            text = f"{place}: {error.strerror}, expected to read or write there"
-            if error.errno in FULL:
-                text += "; free some space, or choose another disk"
-        message = " ".join(text.split())
-        if events:
-            error_event(message)
-        sys.stderr.write(f"error: {message}\n")
-        raise typer.Exit(2) from error
+    except Commands.expected as error:
+        if is_event:
+            error_event(Commands.line(error))
+        raise
 
 
 @app.command(cls=flags.Panels)
 @flags.grouped
 def generate(folder: Path, graph: GraphRecipe) -> None:
     """Generate a labelled power-law graph in the plain layout, streamed to disk."""
-    with _one_line_errors():
-        generate_graph(folder, graph, Progress())
+    generate_graph(folder, graph, Progress())
 
 
 @app.command(cls=flags.Panels)
@@ -103,7 +102,7 @@ def ingest(
     each edge and drops duplicates; an added edge has id E + original, of duplicates the smallest
     id stays.
     """
-    with _one_line_errors(events=show.json):
+    with _last_event(show.json):
         options = IngestOptions(
             mem_bytes=flags.size(resources.mem), block_bytes=flags.size(of_store.block_size),
             dtype=of_store.dtype, edge_ids=of_store.edge_ids, order=of_store.order,
@@ -132,11 +131,10 @@ def schema(folder: Path) -> None:
 
     blockstore schema FOLDER > FOLDER/schema.json: ingest finds it there.
     """
-    with _one_line_errors():
-        proposed, notes = propose(folder)
-        typer.echo(msgspec.json.format(msgspec.json.encode(proposed), indent=2).decode())
-        for note in notes:
-            typer.echo(note, err=True)
+    proposed, notes = propose(folder)
+    typer.echo(msgspec.json.format(msgspec.json.encode(proposed), indent=2).decode())
+    for note in notes:
+        typer.echo(note, err=True)
 
 
 @app.command(cls=flags.Panels)
@@ -148,9 +146,8 @@ def derive(store: Path, features: Derivation, mem: flags.Mem = "2G") -> None:
     neighbors get zeros.  The store gets another fingerprint; processes that have it open keep
     seeing the old version.
     """
-    with _one_line_errors():
-        result = derive_features(store, features, Progress(), flags.size(mem))
-        typer.echo(result.text(store, features.op))
+    result = derive_features(store, features, Progress(), flags.size(mem))
+    typer.echo(result.text(store, features.op))
 
 
 @app.command(cls=flags.Panels)
@@ -164,17 +161,16 @@ def repartition(
     seed: Annotated[int, typer.Option(help="of a random partition")] = 0,
 ) -> None:
     """Write a store again, its nodes partition by partition; ids of nodes and edges stay."""
-    with _one_line_errors():
-        whole = open_store(store)
-        whole.check_whole("blockstore repartition")
-        result = repartition_store(
-            whole, new, in_parts, Progress(),
-            flags.size(resources.mem), copied.influence(), seed, resources.fresh,
-        )  # fmt: skip
-        typer.echo(made_line(new, result.manifest))
-        assert result.manifest.partitioning is not None
-        for line in partition_lines(result.manifest.partitioning):
-            typer.echo(f"  {line}")
+    whole = open_store(store)
+    whole.check_whole("blockstore repartition")
+    result = repartition_store(
+        whole, new, in_parts, Progress(),
+        flags.size(resources.mem), copied.influence(), seed, resources.fresh,
+    )  # fmt: skip
+    typer.echo(made_line(new, result.manifest))
+    assert result.manifest.partitioning is not None
+    for line in partition_lines(result.manifest.partitioning):
+        typer.echo(f"  {line}")
 
 
 @app.command(cls=flags.Panels)
@@ -185,10 +181,9 @@ def hops(store: Path, propagated: flags.AddedHopFlags, resources: flags.IngestRe
     sym and row are the normalised adjacency, ppr and heat its diffusions (personalised PageRank,
     heat kernel).  Rows stand in one seeded random order per split.  --mem changes no byte.
     """
-    with _one_line_errors():
-        mem_bytes = flags.size(resources.mem)
-        result = make_hops(store, propagated.asked(), Progress(), mem_bytes, fresh=resources.fresh)
-        typer.echo(result.text(store))
+    mem_bytes = flags.size(resources.mem)
+    result = make_hops(store, propagated.asked(), Progress(), mem_bytes, fresh=resources.fresh)
+    typer.echo(result.text(store))
 
 
 @app.command(cls=flags.Panels)
@@ -205,7 +200,7 @@ def pack(
     Sessions of the same parameters find the pack beside the store, and read it in order: the same
     batches, with little memory.  Other epochs and other sessions are served as ever.
     """
-    with _one_line_errors(events=show.json):
+    with _last_event(show.json):
         run_pack(store, of_epochs, sampling, show, resources)
 
 
@@ -223,15 +218,14 @@ def owners(
 
     The store keeps its fingerprint.  Adding arrays to it changes that: then make maps again.
     """
-    with _one_line_errors():
-        opened = open_store(store)
-        if how.remove:
-            remove_owners(opened, how.remove)
-        elif how.name:
-            made = make_owners(opened, counts, how, Progress(), flags.size(mem))
-            typer.echo(f"{store}: {owner_line(made.name, made.owners, made.facts)}")
-        else:
-            typer.echo("\n".join(owner_lines(opened)) or f"{store}: no owner maps")
+    opened = open_store(store)
+    if how.remove:
+        remove_owners(opened, how.remove)
+    elif how.name:
+        made = make_owners(opened, counts, how, Progress(), flags.size(mem))
+        typer.echo(f"{store}: {owner_line(made.name, made.owners, made.facts)}")
+    else:
+        typer.echo("\n".join(owner_lines(opened)) or f"{store}: no owner maps")
 
 
 @app.command()
@@ -246,12 +240,11 @@ def part(
     Blocks of features without rows of its own are holes.  Ids, splits and labels are all there,
     propagated features and packed epochs are not.
     """
-    with _one_line_errors():
-        opened = open_store(store)
-        plan = plan_part(opened, owners, server)
-        with Progress().stage("copy blocks", part_bytes(opened, plan), "B") as stage:
-            make_part(opened, target, plan, stage.advance)
-        typer.echo(f"{target}: {plan}")
+    opened = open_store(store)
+    plan = plan_part(opened, owners, server)
+    with Progress().stage("copy blocks", part_bytes(opened, plan), "B") as stage:
+        make_part(opened, target, plan, stage.advance)
+    typer.echo(f"{target}: {plan}")
 
 
 @app.command()
@@ -261,8 +254,7 @@ def push(store: Path, url: str, wait: flags.ObjectWait = WAIT_S) -> None:
     Stopped or killed, the same command goes on: objects that are there stay.  Nobody sees the store
     before its last object, the manifest.  Owner maps and packed epochs stay where they are.
     """
-    with _one_line_errors():
-        typer.echo(run_push(store, url, wait))
+    typer.echo(run_push(store, url, wait))
 
 
 @app.command()
@@ -272,8 +264,7 @@ def pull(url: str, store: Path, wait: flags.ObjectWait = WAIT_S) -> None:
     Stopped or killed, the same command goes on: pages that are there stay.  The folder appears when
     all of it is there.
     """
-    with _one_line_errors():
-        typer.echo(run_pull(url, store, wait))
+    typer.echo(run_pull(url, store, wait))
 
 
 @app.command()
@@ -285,20 +276,19 @@ def info(
     json: flags.Json = False,
 ) -> None:
     """Say what a store holds."""
-    with _one_line_errors():
-        opened = open_store(store)
-        found = summarise(opened, Progress()) if summary else None
-        if json:
-            facts = store_info(opened)
-            maps = {name: read_facts(opened, name) for name in list_owners(opened)}
-            facts["owners"] = msgspec.to_builtins(maps)
-            if found is not None:
-                facts["summary"] = msgspec.to_builtins(found)
-            typer.echo(msgspec.json.encode(facts).decode())
-            return
-        typer.echo("\n".join([info_text(opened), *owner_lines(opened), *pack_lines(opened.path)]))
+    opened = open_store(store)
+    found = summarise(opened, Progress()) if summary else None
+    if json:
+        facts = store_info(opened)
+        maps = {name: read_facts(opened, name) for name in list_owners(opened)}
+        facts["owners"] = msgspec.to_builtins(maps)
         if found is not None:
-            typer.echo(graph_text(found))
+            facts["summary"] = msgspec.to_builtins(found)
+        typer.echo(msgspec.json.encode(facts).decode())
+        return
+    typer.echo("\n".join([info_text(opened), *owner_lines(opened), *pack_lines(opened.path)]))
+    if found is not None:
+        typer.echo(graph_text(found))
 
 
 @app.command()
@@ -312,15 +302,14 @@ def lookup(
 
     These numbers are the ids that loaders take and batches give.
     """
-    with _one_line_errors():
-        lines, missing = find_nodes(open_store(store), ids, node_type, back)
-        for line in lines:
-            typer.echo(line)
-        if missing:
-            more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
-            raise BadInput.at(
-                store, f"no node {missing[0]!r}{more}", "ids of its nodes", "correct them"
-            )
+    lines, missing = find_nodes(open_store(store), ids, node_type, back)
+    for line in lines:
+        typer.echo(line)
+    if missing:
+        more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        raise BadInput.at(
+            store, f"no node {missing[0]!r}{more}", "ids of its nodes", "correct them"
+        )
 
 
 @app.command()
@@ -329,29 +318,27 @@ def warm() -> None:
 
     They are kept for this user and this version; small graphs are sampled from for a minute or two.
     """
-    with _one_line_errors():
-        typer.echo(f"{warm_kernels(Progress())}: compiled kernels are there")
+    typer.echo(f"{warm_kernels(Progress())}: compiled kernels are there")
 
 
 @app.command()
 def verify(store: Path) -> None:
     """Check every checksum and every cross-reference of a store, and checksums of its packs."""
-    with _one_line_errors():
-        report = verify_store(store)
-        whole = "" if not report.part else f", {report.part}: of features what is here"
+    report = verify_store(store)
+    whole = "" if not report.part else f", {report.part}: of features what is here"
+    typer.echo(
+        f"{store}: good{whole}: {report.blocks:,} blocks, {report.pages:,} pages, "
+        f"{report.nodes:,} nodes, {report.edges:,} edges, {format_bytes(report.bytes)} read"
+    )
+    for name in report.strays:
+        typer.echo(f"{store / name}: not a file of the store, and nothing reads it")
+    for name in report.foreign_maps:
         typer.echo(
-            f"{store}: good{whole}: {report.blocks:,} blocks, {report.pages:,} pages, "
-            f"{report.nodes:,} nodes, {report.edges:,} edges, {format_bytes(report.bytes)} read"
+            f"{store}: owner map {name}: of another store, or of this one before it was "
+            "changed: no session can use it; remove it, and make it again"
         )
-        for name in report.strays:
-            typer.echo(f"{store / name}: not a file of the store, and nothing reads it")
-        for name in report.foreign_maps:
-            typer.echo(
-                f"{store}: owner map {name}: of another store, or of this one before it was "
-                "changed: no session can use it; remove it, and make it again"
-            )
-        for folder, num_bytes in verify_packs(store):
-            typer.echo(f"{folder}: good: {format_bytes(num_bytes)} read")
+    for folder, num_bytes in verify_packs(store):
+        typer.echo(f"{folder}: good: {format_bytes(num_bytes)} read")
 
 
 @app.command()
@@ -364,10 +351,9 @@ def export(
 
     Edges come out in the source's order where the store has edge ids, else sorted by target.
     """
-    with _one_line_errors():
-        whole = open_store(store)
-        whole.check_whole("blockstore export")
-        export_store(whole, folder, Progress(), flags.size(mem))
+    whole = open_store(store)
+    whole.check_whole("blockstore export")
+    export_store(whole, folder, Progress(), flags.size(mem))
 
 
 def main() -> None:

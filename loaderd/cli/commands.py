@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +20,7 @@ import typer
 
 from blockstore import __version__
 from blockstore.errors import StoreError
-from blockstore.flags import Panels, grouped, versioned
+from blockstore.flags import OneLineErrors, Panels, command_group, grouped
 from blockstore.format import FORMAT_VERSION
 from blockstore.io.arena import Arena
 from blockstore.io.reclaim import reclaim_later
@@ -63,36 +63,27 @@ from loaderd.streams.service import StreamService
 _RELOAD_S = 60.0  # for a daemon to open its stores again
 log = logging.getLogger("loaderd")
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain text, for logs too
-    help="Serve batches of a store to training processes.",
-)
-versioned(app, f"loaderd {__version__}, store format {FORMAT_VERSION}, protocol {PROTOCOL_VERSION}")
+
+class Commands(OneLineErrors):
+    expected = StoreError, DaemonError, OSError, ValueError
+
+
+app = command_group(
+    Commands, "Serve batches of a store to training processes.",
+    f"loaderd {__version__}, store format {FORMAT_VERSION}, protocol {PROTOCOL_VERSION}",
+)  # fmt: skip
 
 
 def _configure(context: typer.Context, path: Path | None) -> Path | None:
     """Options of a file, for those that neither the command line nor the environment gives."""
     if path is not None:
-        with _one_line_errors():
-            context.default_map = _read_options(context, path)
+        context.default_map = _read_options(context, path)
     return path
 
 
 def _read_options(context: typer.Context, path: Path) -> dict[str, str | list[str]]:
     names = {p.name for p in context.command.params if p.name is not None} - {"config", "help"}
     return read_config(path, names, {"store"})
-
-
-@contextlib.contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """What can go wrong is said in one line, with exit code 2."""
-    try:
-        yield
-    except (StoreError, DaemonError, OSError, ValueError) as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        raise typer.Exit(2) from error
 
 
 @app.command(cls=Panels)
@@ -110,7 +101,7 @@ def serve(
 ) -> None:
     """Serve stores until SIGTERM; SIGHUP has them opened again."""
     del config  # its callback has put its options among the others
-    with _one_line_errors(), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         stack.enter_context(
             logging_to_stderr(monitoring.log_format.value, monitoring.log_level.value)
         )
@@ -262,15 +253,14 @@ def advise(
     json: flags.Json = False,
 ) -> None:
     """Serve every plan for some seconds, and say which to take."""
-    with _one_line_errors():
-        request = sampling.request(hops)
-        asked = OwnersQuestion(owners, hidden) if owners else None
-        whole = open_store(store)
-        whole.check_whole("loaderd advise")
-        report = report_on(whole, resources.settings(), request, seconds, asked)
-        typer.echo(advice_json(report) if json else advice_text(report))
-        if not report.plan:
-            raise typer.Exit(2)
+    request = sampling.request(hops)
+    asked = OwnersQuestion(owners, hidden) if owners else None
+    whole = open_store(store)
+    whole.check_whole("loaderd advise")
+    report = report_on(whole, resources.settings(), request, seconds, asked)
+    typer.echo(advice_json(report) if json else advice_text(report))
+    if not report.plan:
+        raise typer.Exit(2)
 
 
 @app.command(cls=Panels)
@@ -280,12 +270,11 @@ def presample(store: Path, sampling: flags.Presampling, mem: flags.Mem = "2G") -
 
     Stopped or killed, the same command goes on with the next epoch.
     """
-    with _one_line_errors():
-        found = count_epochs(
-            open_store(store), sampling.request(), sampling.epochs,
-            default_settings(parse_bytes(mem)), sampling.out, typer.echo,
-        )  # fmt: skip
-        typer.echo(f"{sampling.out}: {found.steps:,} batches of {found.epochs} epochs")
+    found = count_epochs(
+        open_store(store), sampling.request(), sampling.epochs,
+        default_settings(parse_bytes(mem)), sampling.out, typer.echo,
+    )  # fmt: skip
+    typer.echo(f"{sampling.out}: {found.steps:,} batches of {found.epochs} epochs")
 
 
 @app.command()
@@ -294,9 +283,8 @@ def status(
     json: flags.Json = False,
 ) -> None:
     """Ask a daemon how it is."""
-    with _one_line_errors():
-        reply = ask_status(parse_either(endpoint))
-        typer.echo(msgspec.json.encode(reply).decode() if json else status_text(reply))
+    reply = ask_status(parse_either(endpoint))
+    typer.echo(msgspec.json.encode(reply).decode() if json else status_text(reply))
 
 
 @app.command()
@@ -304,18 +292,17 @@ def reload(
     endpoint: flags.Endpoint,
 ) -> None:
     """Have a daemon of this machine open its stores again: SIGHUP, and what came of it."""
-    with _one_line_errors():
-        address = parse_endpoint(endpoint)
-        before = ask_status(address)
-        os.kill(before.pid, signal.SIGHUP)
-        end = time.monotonic() + _RELOAD_S
-        while (after := ask_status(address)).counters["reloads"] == before.counters["reloads"]:
-            if time.monotonic() > end:
-                raise DaemonError(f"{endpoint}: no answer within {_RELOAD_S:g} s; see its log")
-            time.sleep(0.05)
-        if after.reload_error:
-            raise Refused(f"{endpoint}: {after.reload_error}")
-        typer.echo("\n".join(map(store_text, after.stores)))
+    address = parse_endpoint(endpoint)
+    before = ask_status(address)
+    os.kill(before.pid, signal.SIGHUP)
+    end = time.monotonic() + _RELOAD_S
+    while (after := ask_status(address)).counters["reloads"] == before.counters["reloads"]:
+        if time.monotonic() > end:
+            raise DaemonError(f"{endpoint}: no answer within {_RELOAD_S:g} s; see its log")
+        time.sleep(0.05)
+    if after.reload_error:
+        raise Refused(f"{endpoint}: {after.reload_error}")
+    typer.echo("\n".join(map(store_text, after.stores)))
 
 
 @app.command()
@@ -325,7 +312,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="one picture, and exit")] = False,
 ) -> None:
     """Watch a daemon: sessions, rates, the stage that limits, memory."""
-    with _one_line_errors(), contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt):
         address = parse_either(endpoint)
         run_top(lambda: ask_status(address), every, once)
 
@@ -338,13 +325,12 @@ def keygen(
     name: Annotated[str, typer.Option(help="by which daemons know who has the key")] = "",
 ) -> None:
     """Make this side's keys for tcp, and print the public one."""
-    with _one_line_errors():
-        where = keys_folder(folder)
-        pair = new_pair()
-        who = " ".join(name.split()) or f"{user_name(os.getuid())}@{socket.gethostname()}"
-        write_pair(where, pair, who)
-        typer.echo(f"{pair.public} {who}")
-        typer.echo(f"wrote {where / SECRET} and {where / PUBLIC}", err=True)
+    where = keys_folder(folder)
+    pair = new_pair()
+    who = " ".join(name.split()) or f"{user_name(os.getuid())}@{socket.gethostname()}"
+    write_pair(where, pair, who)
+    typer.echo(f"{pair.public} {who}")
+    typer.echo(f"wrote {where / SECRET} and {where / PUBLIC}", err=True)
 
 
 @app.command()
@@ -354,8 +340,7 @@ def doctor(
     json: flags.Json = False,
 ) -> None:
     """Look whether this machine can serve well, and say what to do where not."""
-    with _one_line_errors():
-        checks = list(examine(default_settings(parse_bytes(mem)), store))
+    checks = list(examine(default_settings(parse_bytes(mem)), store))
     typer.echo(msgspec.json.encode(checks).decode() if json else checks_text(checks))
     if any(check.state == State.fail for check in checks):
         raise typer.Exit(1)
