@@ -48,7 +48,7 @@ from preprocess.sources.generate import generate as generate_graph
 from preprocess.sources.propose import propose
 
 
-class Commands(OneLineErrors):
+class StoreCommands(OneLineErrors):
     expected = StoreError, DaemonError, BadInput, ExecutorLost, OSError
 
     @classmethod
@@ -60,7 +60,7 @@ class Commands(OneLineErrors):
 
 
 app = command_group(
-    Commands, "Make, look at and check stores of graphs.",
+    StoreCommands, "Make, look at and check stores of graphs.",
     f"blockstore {__version__}, store format {FORMAT_VERSION}",
 )  # fmt: skip
 
@@ -70,9 +70,9 @@ def _last_event(is_event: bool) -> Iterator[None]:
     """An error is the last event too, if events are what is printed."""
     try:
         yield
-    except Commands.expected as error:
+    except StoreCommands.expected as error:
         if is_event:
-            error_event(Commands.line(error))
+            error_event(StoreCommands.line(error))
         raise
 
 

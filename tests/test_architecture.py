@@ -270,6 +270,15 @@ def test_nothing_of_ours_is_imported_in_a_function() -> None:
                 assert not inner, f"{path}:{node.lineno}: {node.name} imports inside"
 
 
+def test_a_class_name_has_one_meaning() -> None:
+    found: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    assert not {name: places for name, places in found.items() if len(places) > 1}
+
+
 def closure(module: str) -> set[str]:
     """Every module, of ours or not, that importing `module` loads."""
     seen: set[str] = set()

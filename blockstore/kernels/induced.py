@@ -1,12 +1,14 @@
 """Edges among nodes that were chosen: whole columns, of which sources in a table are kept.
 
 Arguments `view`, `column`, `blocks`, `order`, `low`, `high` and `draws` are as in
-`kernels.sample`; `table` is a `NodeTable` of the chosen nodes, and `trees` the tree of each column,
-where a node is another one in each tree, else None.  Edges are written one after the other, from
-`used` on; with ~used the kernels say that there is no more room.
+`kernels.sample`; `chosen` is `ChosenNodes`.  Edges are written one after the other, from `used` on;
+with ~used the kernels say that there is no more room.
 """
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from blockstore.kernels.columns import (
     column_degree,
@@ -19,18 +21,25 @@ from blockstore.kernels.columns import (
 from blockstore.kernels.jit import inner, njit
 from blockstore.kernels.packed import id_at
 from blockstore.kernels.records import put_record
-from blockstore.kernels.renumber import has_node
+from blockstore.kernels.renumber import NodeTable, has_node
+
+
+class ChosenNodes(NamedTuple):
+    """The nodes whose edges are kept."""
+
+    table: NodeTable
+    trees: NDArray[np.uint32] | None  # of each column, where a node is another one in each tree
 
 
 @inner
-def _keep(view, block, edge, count, i, table, trees, draws, used):
+def _keep(view, block, edge, count, i, chosen, draws, used):
     """Those of `count` edges of a block, from one on, whose source the table has."""
     bits, own = view.sources.bits, words_of_edge(view)
     first = first_bit(view, block) + edge * bits
     places = record_places(view, block, edge, draws.first_item)
     for k in range(count):
         source = id_at(view.sources, first + k * bits)
-        if has_node(source, table, trees, i):
+        if has_node(source, chosen.table, chosen.trees, i):
             if used == draws.sources.size:
                 return ~np.int64(used)
             draws.sources[used] = source
@@ -41,7 +50,7 @@ def _keep(view, block, edge, count, i, table, trees, draws, used):
 
 
 @njit(nogil=True, cache=True)
-def keep_columns(view, column, blocks, order, low, high, table, trees, draws, degrees, used):
+def keep_columns(view, column, blocks, order, low, high, chosen, draws, degrees, used):
     """Kept edges of columns whose blocks are present, at draws.starts, and their counts.
 
     degrees   int64 (columns,)  out: of those that go on in further blocks, which `keep_parts`
@@ -60,7 +69,7 @@ def keep_columns(view, column, blocks, order, low, high, table, trees, draws, de
             degrees[i] = degree
             continue
         edge = np.int64(view.words[word])
-        end = _keep(view, blocks[i], edge, degree, i, table, trees, draws, used)
+        end = _keep(view, blocks[i], edge, degree, i, chosen, draws, used)
         if end < 0:
             return end
         column.counts[i] = end - used
@@ -69,7 +78,7 @@ def keep_columns(view, column, blocks, order, low, high, table, trees, draws, de
 
 
 @njit(nogil=True, cache=True)
-def keep_parts(view, column, blocks, parts, degrees, table, trees, draws, used):
+def keep_parts(view, column, blocks, parts, degrees, chosen, draws, used):
     """The same of parts of columns, each the edges of one block, which are present.
 
     parts   int64 (parts, 2)  column and number of its block, in that order: all of a column come
@@ -80,7 +89,7 @@ def keep_parts(view, column, blocks, parts, degrees, table, trees, draws, used):
         if part == 0:
             draws.starts[i] = used
         count = min(view.capacity, degrees[i] - part * view.capacity)
-        end = _keep(view, np.int64(blocks[i]) + part, 0, count, i, table, trees, draws, used)
+        end = _keep(view, np.int64(blocks[i]) + part, 0, count, i, chosen, draws, used)
         if end < 0:
             return end
         column.counts[i] += end - used

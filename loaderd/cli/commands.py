@@ -64,12 +64,12 @@ _RELOAD_S = 60.0  # for a daemon to open its stores again
 log = logging.getLogger("loaderd")
 
 
-class Commands(OneLineErrors):
+class DaemonCommands(OneLineErrors):
     expected = StoreError, DaemonError, OSError, ValueError
 
 
 app = command_group(
-    Commands, "Serve batches of a store to training processes.",
+    DaemonCommands, "Serve batches of a store to training processes.",
     f"loaderd {__version__}, store format {FORMAT_VERSION}, protocol {PROTOCOL_VERSION}",
 )  # fmt: skip
 

@@ -142,9 +142,9 @@ def num_items(manifest: Manifest, edges: bool) -> int:
     return manifest.num_nodes + sum(r.num_edges for r in manifest.relations) * edges
 
 
-def finest_rows(manifest: Manifest, edges: bool) -> int:
-    """Rows a block of the array that has the fewest."""
-    served = rows_of(manifest, edges)
+def finest_rows(manifest: Manifest) -> int:
+    """Rows a block of the array, of nodes or edges, that has the fewest."""
+    served = rows_of(manifest, edges=True)
     return min(
         [row_geometry(r.array, manifest.block_bytes).rows_per_block for r in served], default=1
     )

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from blockstore.format import Relation, edge_layout
 from blockstore.kernels.columns import BlockView, view_blocks
-from blockstore.kernels.induced import keep_columns, keep_parts
+from blockstore.kernels.induced import ChosenNodes, keep_columns, keep_parts
 from blockstore.kernels.links import find_ends
 from blockstore.kernels.locate import build_guide, choose_shift, hide_outside, locate_columns
 from blockstore.kernels.order import (
@@ -315,9 +315,10 @@ class Topology:
         )
         degrees, blocks, view = work.multi_block_degrees, work.blocks, index.view
         degrees[:num] = used = 0
+        chosen = ChosenNodes(work.table, trees)
         for order, low, high in self._groups(column, index, work):
             used = keep_columns(
-                view, column, blocks, order, low, high, work.table, trees, draws, degrees, used
+                view, column, blocks, order, low, high, chosen, draws, degrees, used
             )
             if used < 0:
                 raise WorkspaceFull
@@ -333,9 +334,7 @@ class Topology:
             needed = np.unique(blocks[own[:, 0]] + own[:, 1])
             held = self.residency.hold(column.relation, needed, account=Account.WORKER)
             try:
-                used = keep_parts(
-                    view, column, blocks, own, degrees, work.table, trees, draws, used
-                )
+                used = keep_parts(view, column, blocks, own, degrees, chosen, draws, used)
             finally:
                 self.residency.drop(held)
             if used < 0:

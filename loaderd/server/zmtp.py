@@ -31,17 +31,13 @@ _MORE, _LONG, _COMMAND = 1, 2, 4
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 
 
-def _property(name: bytes, value: bytes) -> bytes:
-    return bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
-
-
 def _framed(flags: int, body: bytes) -> bytes:
     if len(body) < 256:
         return bytes([flags, len(body)]) + body
     return bytes([flags | _LONG]) + struct.pack(">Q", len(body)) + body
 
 
-_READY = _framed(_COMMAND, b"\x05READY" + _property(b"Socket-Type", b"ROUTER"))
+_READY = _framed(_COMMAND, b"\x05READY\x0bSocket-Type\0\0\0\x06ROUTER")
 
 
 class _Odd(Exception):

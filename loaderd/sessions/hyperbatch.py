@@ -31,8 +31,8 @@ from loaderd.sampling.hyperbatch.session import (
     Hyper,
     HyperMemory,
     Sampled,
-    Sampler,
     StructureArea,
+    StructureSampler,
 )
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces
 from loaderd.sampling.hyperbatch.sizing import HyperSizing
@@ -92,7 +92,7 @@ class HyperbatchSession(SampledSession):
         sampler = self._make_sampler(hyper.scratch)
         self._hyper = Hyper(spec.plan, sampler, hyper, self, resources.trace)
 
-    def _make_sampler(self, scratch: StructureArea | None) -> Sampler:
+    def _make_sampler(self, scratch: StructureArea | None) -> StructureSampler:
         """`scratch`: if batches are sampled together."""
         resources, spec = self._resources, self._spec
         crew = SessionWorkers(self._memory.workspaces, resources.workers.later, super().wake)

@@ -17,7 +17,7 @@ from loaderd.memory.workspace import Sizes, workspace_bytes
 from loaderd.monitoring.devicecost import DeviceCost
 from loaderd.monitoring.logs import tell
 from loaderd.sampling.hyperbatch.rowcache import region_rows, region_shift, rows_by_type
-from loaderd.sampling.hyperbatch.session import Sampled, Sampler, StructureArea
+from loaderd.sampling.hyperbatch.session import Sampled, StructureArea, StructureSampler
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces, usual_shape
 from loaderd.sampling.hyperbatch.sizing import Estimate, HyperSizing, cut_hyper
 from loaderd.sampling.hyperbatch.together import BatchRules, BlockSampler, scratch_bytes
@@ -151,7 +151,7 @@ class LookAhead:
         structures = [sampled.structure for sampled in found]
         return Seen(structures, -(-used // len(found)), tuple(curve))
 
-    def _sampler(self, scratch: list[StructureArea]) -> Sampler:
+    def _sampler(self, scratch: list[StructureArea]) -> StructureSampler:
         resources, spec = self._resources, self._draft.spec
         if self._together:
             return block_sampler(resources, spec, self._crew, scratch[0])

@@ -13,7 +13,7 @@ from loaderd.memory.ledger import EngineSettings
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
-from loaderd.sampling.hyperbatch.session import Sampled, Sampler, StructureArea
+from loaderd.sampling.hyperbatch.session import Sampled, StructureArea, StructureSampler
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers
 from loaderd.sessions.base import Allocation
 from loaderd.sessions.engine import Engine
@@ -65,7 +65,7 @@ class OfflineSampler(Closing):
         resources, spec = self._engine.resources, draft.spec
         crew = SessionWorkers(draft.workspaces, resources.workers.later, lambda: None)
         cut = LookAhead(resources, draft).cut(0)
-        self._sampler: Sampler
+        self._sampler: StructureSampler
         if cut is None:  # the graph is in memory, or has room for one batch at a time only
             slot_bytes = resources.budget.slot_bytes
             room = min(_AREA_BYTES // slot_bytes, resources.broker.row_slots() // 2)

@@ -32,8 +32,8 @@ from loaderd.sampling.hyperbatch.rowcache import rows_by_type
 from loaderd.sampling.hyperbatch.session import (
     HyperMemory,
     Sampled,
-    Sampler,
     StructureArea,
+    StructureSampler,
 )
 from loaderd.sampling.hyperbatch.single import Workspaces
 from loaderd.sampling.hyperbatch.sizing import HyperSizing
@@ -100,7 +100,7 @@ class PackedSession(HyperbatchSession):
     def serves(self, epoch: int) -> bool:
         return self._parts.batches.pack.serves(self._plan.resolved, epoch)
 
-    def _make_sampler(self, scratch: StructureArea | None) -> Sampler:
+    def _make_sampler(self, scratch: StructureArea | None) -> StructureSampler:
         del scratch
         return self._parts.sampler
 

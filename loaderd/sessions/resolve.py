@@ -194,7 +194,7 @@ def _check_edge_features(manifest: Manifest) -> None:
             "edge_features: the store has no arrays of edges; ingest a graph that has them "
             "(docs/layouts.md)"
         )
-    items, finest = num_items(manifest, edges=True), finest_rows(manifest, edges=True)
+    items, finest = num_items(manifest, edges=True), finest_rows(manifest)
     if items >= 2 ** (8 * ITEM_BYTES[manifest.id_dtype]) - 2 or items // finest >= 2**31 - 1:
         raise Refused(
             f"edge_features: {items:,} nodes and edges together, expected fewer than 2^32 and than "

@@ -40,7 +40,7 @@ from preprocess.stages.labels import (
 )
 from preprocess.stages.rows import Emit, place_rows
 from preprocess.stages.scan import check_splits
-from preprocess.stages.spread import PlacedRows, spread_rows
+from preprocess.stages.spread import FeaturePlaces, spread_rows
 
 
 class TypeStages:
@@ -98,7 +98,7 @@ class TypeStages:
         if run.executor is None or rows.is_stored or not job.source.divides(rows.source):
             return False
         rank = SavedArray(run.path(RANK), np.uint32) if job.options.renames else None
-        of = PlacedRows(job.source, rows.source, rows.array, job.options.allow_nan, rank, first)
+        of = FeaturePlaces(job.source, rows.source, rows.array, job.options.allow_nan, rank, first)
         with task_folder(run.executor, run.folder, run.progress) as folder:
             spread_rows(of, job.share, folder, run.writer, job.memory.buffer)
         return True

@@ -308,7 +308,7 @@ def _of_bucket(filled: Sequence[KeptBuckets], bucket: int) -> list[KeptBuckets]:
     ]
 
 
-class PlacedRows(NamedTuple):
+class FeaturePlaces(NamedTuple):
     """An array of features of the source, and the places that its rows go to."""
 
     source: Source
@@ -322,7 +322,7 @@ class PlacedRows(NamedTuple):
 class FillRowsTask(NamedTuple):
     """Rows of a span, checked and converted, to the buckets of their new places."""
 
-    of: PlacedRows
+    of: FeaturePlaces
     span: range
     per_bucket: int
     share: int
@@ -381,7 +381,7 @@ class PlaceRowsTask(NamedTuple):
 
 
 def spread_rows(
-    of: PlacedRows, share: int, folder: TaskFolder, writer: StoreWriter, buffer_bytes: int
+    of: FeaturePlaces, share: int, folder: TaskFolder, writer: StoreWriter, buffer_bytes: int
 ) -> None:
     """As `place_rows` into the blocks of an array: tasks write them, each some blocks.
 

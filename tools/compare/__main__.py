@@ -23,11 +23,11 @@ from tools.bench.setup import command, serving
 from tools.command import parse, stamped
 from tools.compare.cases import CASES, TrainingRun, Way
 from tools.compare.pairs import finish, run_each
-from tools.compare.tasks import CompareOptions, ServedStore, Task
+from tools.compare.tasks import CompareOptions, ServedStore, TrainingTask
 
 
 @cache
-def task_of(case: str, options: CompareOptions, served: ServedStore) -> Task:
+def task_of(case: str, options: CompareOptions, served: ServedStore) -> TrainingTask:
     return CASES[case].task(options, served)
 
 

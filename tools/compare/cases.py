@@ -45,7 +45,7 @@ class TrainingRun(NamedTuple):
     way: Way
     seed: int
     endpoint: str
-    task: Any  # tasks.Task
+    task: Any  # tasks.TrainingTask
 
 
 def nodes(run: TrainingRun) -> Iterable[Any]:
@@ -179,7 +179,7 @@ class Case(NamedTuple):
     """A comparison: a task, the ways to train on it, and defaults of the options."""
 
     about: str
-    task: Callable[..., tasks.Task]
+    task: Callable[..., tasks.TrainingTask]
     ways: Callable[[CompareOptions], list[Way]]
     defaults: Mapping[str, Any] = MappingProxyType({})
     source: Callable[[CompareOptions, Path], Path] = (

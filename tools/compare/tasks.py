@@ -70,7 +70,7 @@ class ServedStore(NamedTuple):
     store: Path
 
 
-class Task(Protocol):
+class TrainingTask(Protocol):
     """What a run trains and tests."""
 
     @property

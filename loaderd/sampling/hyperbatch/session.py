@@ -142,7 +142,7 @@ class _Run:
     oldest: int = 0  # first batch not released
 
 
-class Sampler(Protocol):
+class StructureSampler(Protocol):
     """What samples a hyperbatch: each batch by itself, or hop by hop over blocks."""
 
     def sample(
@@ -176,7 +176,7 @@ class Hyper:
     def __init__(
         self,
         plan: Plan,
-        sampler: Sampler,
+        sampler: StructureSampler,
         memory: HyperMemory,
         owner: BatchOwner,
         trace: Trace | None = None,

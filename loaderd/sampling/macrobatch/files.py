@@ -37,7 +37,7 @@ class RelationBlocks(NamedTuple):
     high: NDArray[np.int64]  # (parts,) behind its last block
 
 
-class RowBlocks(NamedTuple):
+class MacroRows(NamedTuple):
     """One served row array, or its copies."""
 
     file: int
@@ -87,8 +87,8 @@ class MacroFiles:
                 copied = _columns(store, manifest, relation, relation.halo, number, self.copies[t])
                 number += 1
             self.copied_columns.append(copied)
-        self.rows: list[RowBlocks] = []
-        self.copied_rows: list[RowBlocks | None] = []
+        self.rows: list[MacroRows] = []
+        self.copied_rows: list[MacroRows | None] = []
         for a, rows in enumerate(served):
             self.rows.append(_rows(manifest, rows.array, len(manifest.relations) + a))
             array = copied_rows(rows)
@@ -112,7 +112,7 @@ class MacroFiles:
         return row_pages(copied, low, high)
 
 
-def row_pages(rows: RowBlocks, first: int, stop: int) -> Pages:
+def row_pages(rows: MacroRows, first: int, stop: int) -> Pages:
     """Pages that hold rows [first, stop) of an array."""
     if first >= stop:
         return Pages(0, np.empty(0, np.int64), np.empty(0, np.int64))
@@ -143,8 +143,8 @@ def _byte_of(geometry: BlockGeometry, row_bytes: int, row: int) -> tuple[int, in
     return shard, at + inside * row_bytes
 
 
-def _rows(manifest: Manifest, array: RowArray, file: int) -> RowBlocks:
-    return RowBlocks(file, array, row_geometry(array, manifest.block_bytes))
+def _rows(manifest: Manifest, array: RowArray, file: int) -> MacroRows:
+    return MacroRows(file, array, row_geometry(array, manifest.block_bytes))
 
 
 def _offsets(store: Store, node_type: NodeType, partitions: int) -> NDArray[np.int64]:

@@ -31,9 +31,9 @@ from loaderd.sampling.macrobatch.files import (
     Bounds,
     HubBounds,
     MacroFiles,
+    MacroRows,
     Pages,
     RelationBlocks,
-    RowBlocks,
     cut_runs,
 )
 from loaderd.sampling.rows import ServedFiles
@@ -182,7 +182,7 @@ class MacroShared:
             return Pages(0, none, none)
         return self.files.pages(number, self.served[a].node_type.first, self.types[a], part)
 
-    def rows(self, a: int, part: int) -> RowBlocks:
+    def rows(self, a: int, part: int) -> MacroRows:
         own, number = part < self.files.num_partitions, self.served[a].number
         rows = self.files.rows[number] if own else self.files.copied_rows[number]
         assert rows is not None
