@@ -48,9 +48,9 @@ from loaderd.sessions.base import Deliver, EngineSession, Out, SharedResources, 
 from loaderd.sessions.build import Builder
 from loaderd.sessions.classes import ClassCounts
 from loaderd.sessions.kinds import find_kind
-from loaderd.sessions.minimum import check_numbers
 from loaderd.sessions.owners import map_digest
 from loaderd.sessions.packed import open_packed
+from loaderd.sessions.sizing import check_numbers
 
 # that a status has, also without sessions
 _COUNTERS = (

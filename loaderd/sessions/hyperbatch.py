@@ -40,7 +40,6 @@ from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, Kind, StoreResources
 from loaderd.sessions.build import BatchSpec
 from loaderd.sessions.lookahead import LookAhead, SessionDraft, block_sampler, row_cost
-from loaderd.sessions.minimum import least_slots
 from loaderd.sessions.resolve import make_plan
 from loaderd.sessions.sampled import SampledSession, nothing_missing, open_session
 from loaderd.sessions.session import BatchInProgress, Placement
@@ -55,6 +54,7 @@ from loaderd.sessions.sizing import (
     cut_workspaces,
     explained_shortage,
     fit,
+    least_slots,
     resolve_sampled,
     take_memory,
     take_seeds,

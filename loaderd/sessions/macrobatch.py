@@ -26,7 +26,6 @@ from loaderd.sampling.rows import Addressed
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, Kind, StoreResources
 from loaderd.sessions.build import BatchSpec, sample_from
-from loaderd.sessions.minimum import least_slots
 from loaderd.sessions.resolve import seed_type
 from loaderd.sessions.sampled import SampledSession, nothing_missing
 from loaderd.sessions.session import BatchInProgress
@@ -41,6 +40,7 @@ from loaderd.sessions.sizing import (
     cut_session,
     explained_shortage,
     least_of,
+    least_slots,
     needs_of,
     resolve_sampled,
     take_memory,

@@ -16,9 +16,8 @@ from loaderd.plans.partitions import PartitionPlan
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Kind, StoreResources
 from loaderd.sessions.build import BatchSpec, sample_from
-from loaderd.sessions.minimum import least_slots
 from loaderd.sessions.sampled import Sample, SampledSession, open_session
-from loaderd.sessions.sizing import ask, resolve_sampled
+from loaderd.sessions.sizing import ask, least_slots, resolve_sampled
 
 
 def open_partitions(

@@ -27,7 +27,6 @@ from loaderd.sampling.rows import Addressed, Pins
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Consumer, Kind, Out, StoreResources, describe
 from loaderd.sessions.build import BatchSpec
-from loaderd.sessions.minimum import least_slots
 from loaderd.sessions.session import BatchInProgress, Placement, RowSizes, SessionState
 from loaderd.sessions.sizing import (
     SMALLER,
@@ -38,6 +37,7 @@ from loaderd.sessions.sizing import (
     cut_session,
     explained_shortage,
     fit,
+    least_slots,
     resolve_sampled,
     take_memory,
     take_seeds,

@@ -13,9 +13,8 @@ from loaderd.sampling.structure import Structure
 from loaderd.sampling.subgraph import SAMPLED, SampledGraph, SeedTable, sample_subgraph
 from loaderd.sessions.base import Kind, StoreResources
 from loaderd.sessions.build import BatchSpec
-from loaderd.sessions.minimum import least_slots
 from loaderd.sessions.sampled import Sample, SampledSession, open_session
-from loaderd.sessions.sizing import FEWER_EDGES, ask, check_possible, resolve_sampled
+from loaderd.sessions.sizing import FEWER_EDGES, ask, check_possible, least_slots, resolve_sampled
 
 
 def open_subgraphs(
