@@ -126,6 +126,14 @@ class EngineSession(Protocol):
         """More batches in flight, for a session that is shared, if there are slots for them."""
 
 
+class Opening(NamedTuple):
+    """A session that is to be opened."""
+
+    number: int
+    request: Attach
+    frame: NDArray[np.int64] | None  # ids and times of seeds, if the request names no split
+
+
 class Kind(NamedTuple):
     """Sessions of one plan: how a request becomes parameters, and these a session."""
 
@@ -134,7 +142,7 @@ class Kind(NamedTuple):
     # slots without which none is opened, at least; 0: that depends on what is in memory already
     least_slots: Callable[[Manifest, Attach, Resolved, int], int]
     # raises Refused, StoreError; nothing is kept then
-    open: Callable[["StoreResources", int, Attach, NDArray[np.int64] | None], EngineSession]
+    open: Callable[["StoreResources", Opening], EngineSession]
     # raises Refused: with so many slots it is never served.  Reads nothing, and takes nothing
     check: Callable[[Manifest, Attach, EngineSettings, Budget, int], None] = lambda *_: None
     # `widen` gives it more batches in flight, and with less memory it does not read all of it again

@@ -44,7 +44,14 @@ from loaderd.sampling.macrobatch.files import copied_files
 from loaderd.sampling.propagated.files import hop_files
 from loaderd.sampling.rows import RowAssembler, ServedFiles
 from loaderd.sampling.topology import Topology
-from loaderd.sessions.base import Deliver, EngineSession, Out, SharedResources, StoreResources
+from loaderd.sessions.base import (
+    Deliver,
+    EngineSession,
+    Opening,
+    Out,
+    SharedResources,
+    StoreResources,
+)
 from loaderd.sessions.build import Builder
 from loaderd.sessions.classes import ClassCounts
 from loaderd.sessions.kinds import find_kind
@@ -184,10 +191,10 @@ class Engine(Closing):
         Raises Refused, StoreError, ShuttingDown.
         """
         self.wait_ended(WAIT_S)  # for what sessions that end still hold
-        number, kind = next(self._numbers), find_kind(request.plan)
-        session: EngineSession | None = open_packed(self.resources, number, request, seeds, epoch)
+        opening, kind = Opening(next(self._numbers), request, seeds), find_kind(request.plan)
+        session: EngineSession | None = open_packed(self.resources, opening, epoch)
         if session is None:
-            session = kind.open(self.resources, number, request, seeds)
+            session = kind.open(self.resources, opening)
         with self.lock:
             self._sessions()[session.number] = session
         return session

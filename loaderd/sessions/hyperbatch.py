@@ -11,11 +11,10 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockstore import concurrency
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import Attach, BatchReady, RowGroup
+from loaderd.api.protocol import BatchReady, RowGroup
 from loaderd.memory.blob import Written, made
 from loaderd.memory.ledger import ServedRows, SessionNeed
 from loaderd.memory.slots import LOOK_WAIT_S
@@ -37,7 +36,7 @@ from loaderd.sampling.hyperbatch.session import (
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces
 from loaderd.sampling.hyperbatch.sizing import HyperSizing
 from loaderd.sampling.structure import Structure
-from loaderd.sessions.base import Allocation, Kind, StoreResources
+from loaderd.sessions.base import Allocation, Kind, Opening, StoreResources
 from loaderd.sessions.build import BatchSpec
 from loaderd.sessions.lookahead import LookAhead, SessionDraft, block_sampler, row_cost
 from loaderd.sessions.resolve import make_plan
@@ -240,26 +239,24 @@ class HyperbatchSession(SampledSession):
 # -- opening --------------------------------------------------------------------------------------
 
 
-def open_hyperbatches(
-    resources: StoreResources, number: int, request: Attach, frame: NDArray[np.int64] | None
-) -> SampledSession:
+def open_hyperbatches(resources: StoreResources, opening: Opening) -> SampledSession:
     """A session of hyperbatches; of `auto` one of plain minibatches, if all stays in memory.
 
     Raises Refused, StoreError.
     """
-    asked = ask(resources, request, frame, HyperbatchPlan.name)
+    asked, number = ask(resources, opening, HyperbatchPlan.name), opening.number
     sized = size_session(resources, asked)
     plain = asked._replace(
         plan=make_plan(
             resources.store.manifest, asked.plan.resolved, asked.plan.part, MinibatchPlan.name
         )
     )
-    auto = request.plan != HyperbatchPlan.name
+    auto = asked.request.plan != HyperbatchPlan.name
     if auto and sized.fits:
         return open_session(resources, number, plain)
     with explained_shortage(resources, sized.need.least), resources.allocation() as allocation:
         draft = draft_session(resources, asked, sized, allocation)
-        wanted = LookAhead(resources, draft).cut(request.hyperbatch)
+        wanted = LookAhead(resources, draft).cut(asked.request.hyperbatch)
         hyper = None if wanted is None else _take(resources, draft, wanted)
         if hyper is None:
             return _fall_back(resources, number, draft, plain)

@@ -5,13 +5,12 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockstore import concurrency
 from blockstore.format import NodeType, row_geometry
 from blockstore.kernels.rows import NO_ROW
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import Attach, MacroBatch, Skipped
+from loaderd.api.protocol import MacroBatch, Skipped
 from loaderd.memory.ledger import EdgeItems, ServedRows, SessionNeed, served_rows
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Carver, Sizes
@@ -24,7 +23,7 @@ from loaderd.sampling.macrobatch.loader import Key, MacroLoader, MacroMemory, Sp
 from loaderd.sampling.macrobatch.sizing import MacroSizing, cut_macro
 from loaderd.sampling.rows import Addressed
 from loaderd.sampling.structure import Structure
-from loaderd.sessions.base import Allocation, Kind, StoreResources
+from loaderd.sessions.base import Allocation, Kind, Opening, StoreResources
 from loaderd.sessions.build import BatchSpec, sample_from
 from loaderd.sessions.resolve import seed_type
 from loaderd.sessions.sampled import SampledSession, nothing_missing
@@ -217,18 +216,16 @@ class _MacroSize(NamedTuple):
     macro: MacroSizing
 
 
-def open_macrobatches(
-    resources: StoreResources, number: int, request: Attach, frame: NDArray[np.int64] | None
-) -> MacrobatchSession:
+def open_macrobatches(resources: StoreResources, opening: Opening) -> MacrobatchSession:
     """A session of macro-batches.  Raises Refused, StoreError: a corrupt block."""
-    asked = ask(resources, request, frame, MacrobatchPlan.name)
+    asked = ask(resources, opening, MacrobatchPlan.name)
     files = resources.shared(partition_files)
     nodes = _rows_of(asked.served, NodeType)
     sized = _size(resources, asked, files)
     least = sized.need.least + sized.macro.least
     with explained_shortage(resources, least), resources.allocation() as allocation:
         spec = take_seeds(resources, allocation, asked, sized.need, sized.sizes)
-        node_type = seed_type(resources.store.manifest, request)
+        node_type = seed_type(resources.store.manifest, opening.request)
         groups = SeedGroups(
             spec.seeds, files.offsets[files.type_of[node_type.name]],
             allocation.run(sized.macro.places).view(np.int64)[: spec.seeds.size],
@@ -239,7 +236,7 @@ def open_macrobatches(
         memory = take_memory(resources, allocation, spec.plan, sized.sizes, sized.cut)
         macro = sized.macro._replace(memories=len(memories))
         partitions = Partitions(groups, memories, macro)
-        return MacrobatchSession(resources, number, spec, asked.served, memory, partitions)
+        return MacrobatchSession(resources, opening.number, spec, asked.served, memory, partitions)
 
 
 def _rows_of(

@@ -15,7 +15,7 @@ from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.hyperbatch.session import Sampled, StructureArea, StructureSampler
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers
-from loaderd.sessions.base import Allocation
+from loaderd.sessions.base import Allocation, Opening
 from loaderd.sessions.engine import Engine
 from loaderd.sessions.hyperbatch import draft_session, size_session
 from loaderd.sessions.lookahead import LookAhead, SessionDraft, block_sampler
@@ -47,7 +47,7 @@ class OfflineSampler(Closing):
         self._engine = Engine(bare_store(store), settings)
         try:
             resources = self._engine.resources
-            asked = ask(resources, request, None, HyperbatchPlan.name)
+            asked = ask(resources, Opening(0, request, None), HyperbatchPlan.name)
             sized = size_session(resources, asked)
             with (
                 explained_shortage(resources, sized.need.least),

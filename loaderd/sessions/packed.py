@@ -13,14 +13,12 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockstore.errors import StoreError
 from blockstore.format import PAGE_BYTES
 from blockstore.owners import OwnerMap
 from blockstore.units import format_bytes
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import Attach
 from loaderd.memory.blob import ALIGN, Written, made
 from loaderd.memory.ledger import edge_record
 from loaderd.monitoring.logs import tell
@@ -41,7 +39,7 @@ from loaderd.sampling.packed.files import PackFiles
 from loaderd.sampling.packed.format import Pack, PackIndex, pack_path, place_pages, read_pack
 from loaderd.sampling.packed.rows import PackedRows, PackGeometry
 from loaderd.sampling.packed.sampler import PackedSampler
-from loaderd.sessions.base import Allocation, StoreResources
+from loaderd.sessions.base import Allocation, Opening, StoreResources
 from loaderd.sessions.build import BatchSpec
 from loaderd.sessions.hyperbatch import HyperbatchSession, size_session
 from loaderd.sessions.owners import read_map
@@ -141,22 +139,17 @@ class _Parts(NamedTuple):
 # -- opening --------------------------------------------------------------------------------------
 
 
-def open_packed(
-    resources: StoreResources,
-    number: int,
-    request: Attach,
-    frame: NDArray[np.int64] | None,
-    epoch: int,
-) -> PackedSession | None:
+def open_packed(resources: StoreResources, opening: Opening, epoch: int) -> PackedSession | None:
     """A session that has this epoch from a pack; None: it is to be had otherwise.
 
     Raises Refused: nobody serves this request.  Why a pack that is there is not used, the log says.
     """
+    request = opening.request
     alone = request.world_size > 1 and request.rank != EVERY_RANK  # positions are not its steps
     other = request.edge_features or request.edge_weights or request.edge_times or request.rows
     if request.plan not in _PLANS or alone or other or request.home:
         return None
-    asked = ask(resources, request, frame, HyperbatchPlan.name)
+    asked = ask(resources, opening, HyperbatchPlan.name)
     resolved = asked.plan.resolved
     folder = pack_path(resources.store.path, resolved, request.world_size)
     if not folder.exists():
@@ -167,7 +160,7 @@ def open_packed(
             return None
         with ExitStack() as stack:
             files = stack.enter_context(PackFiles(folder, index.pack, resources.reader))
-            session = _open(resources, number, asked, index, files)
+            session = _open(resources, opening.number, asked, index, files)
             stack.pop_all()
             return session
     except (StoreError, OSError, Refused) as error:

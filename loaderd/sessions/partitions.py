@@ -8,23 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaderd.api.contents import PartitionSeeds
-from loaderd.api.protocol import Attach
 from loaderd.memory.workspace import Workspace
 from loaderd.plans.base import Unit
 from loaderd.plans.macrobatch import SeedGroups
 from loaderd.plans.partitions import PartitionPlan
 from loaderd.sampling.structure import Structure
-from loaderd.sessions.base import Kind, StoreResources
+from loaderd.sessions.base import Kind, Opening, StoreResources
 from loaderd.sessions.build import BatchSpec, sample_from
 from loaderd.sessions.sampled import Sample, SampledSession, open_session
 from loaderd.sessions.sizing import ask, least_slots, resolve_sampled
 
 
-def open_partitions(
-    resources: StoreResources, number: int, request: Attach, frame: NDArray[np.int64] | None
-) -> SampledSession:
+def open_partitions(resources: StoreResources, opening: Opening) -> SampledSession:
     """Take memory for a session, and open it.  Raises Refused, StoreError."""
-    asked = ask(resources, request, frame, PartitionPlan.name)
+    asked = ask(resources, opening, PartitionPlan.name)
     (node_type,) = resources.store.manifest.types
     offsets = resources.store.partition_offsets(node_type).astype(np.int64)
     assert isinstance(asked.plan, PartitionPlan)
@@ -43,7 +40,7 @@ def open_partitions(
         dealt = PartitionSeeds(tuple(offsets.tolist()), tuple(groups.counts.tolist()))
         return spec._replace(plan=plan, partitions=dealt), sample
 
-    return open_session(resources, number, asked, prepare, True, "fewer macro_partitions")
+    return open_session(resources, opening.number, asked, prepare, True, "fewer macro_partitions")
 
 
 PARTITIONS = Kind(resolve_sampled, least_slots, open_partitions, every_rank=True)

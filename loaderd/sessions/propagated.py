@@ -10,13 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from blockstore import concurrency
 from loaderd.api.contents import RowArraySpec
 from loaderd.api.errors import Refused, SessionLost, Shortage
-from loaderd.api.protocol import Attach, Attached, ChunkReady, LedgerEntry, Release
+from loaderd.api.protocol import Attached, ChunkReady, LedgerEntry, Release
 from loaderd.memory.ledger import enough_mem, session_entry_name
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.plans.base import Part, Unit, Wanted
@@ -39,6 +36,7 @@ from loaderd.sessions.base import (
     Allocation,
     Consumer,
     Kind,
+    Opening,
     StoreResources,
     describe,
 )
@@ -306,12 +304,9 @@ def array_cache(resources: StoreResources) -> ArrayCache:
     )
 
 
-def open_propagated(
-    resources: StoreResources, number: int, request: Attach, frame: NDArray[np.int64] | None
-) -> PropagatedSession:
+def open_propagated(resources: StoreResources, opening: Opening) -> PropagatedSession:
     """A session; its arrays are held if that can be.  Raises Refused, StoreError."""
-    del frame
-    manifest = resources.store.manifest
+    manifest, number, request = resources.store.manifest, opening.number, opening.request
     resolved = resolve_hops(manifest, request)
     hops = resolved.hops
     assert hops is not None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from loaderd.api.contents import RowArraySpec
 from loaderd.api.errors import SessionLost
-from loaderd.api.protocol import Attach, Attached, BatchReady, LedgerEntry, Release, RowGroup
+from loaderd.api.protocol import Attached, BatchReady, LedgerEntry, Release, RowGroup
 from loaderd.memory.ledger import EdgeItems, ServedRows, session_entry_name
 from loaderd.memory.workspace import Workspace, clear_workspace
 from loaderd.plans.base import Unit, Wanted
@@ -25,7 +25,7 @@ from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.failures import error_text, failure
 from loaderd.sampling.rows import Addressed, Pins
 from loaderd.sampling.structure import Structure
-from loaderd.sessions.base import Consumer, Kind, Out, StoreResources, describe
+from loaderd.sessions.base import Consumer, Kind, Opening, Out, StoreResources, describe
 from loaderd.sessions.build import BatchSpec
 from loaderd.sessions.session import BatchInProgress, Placement, RowSizes, SessionState
 from loaderd.sessions.sizing import (
@@ -442,11 +442,9 @@ def _row_spec(rows: ServedRows) -> RowArraySpec:
     return RowArraySpec(rows.name, array.dtype, array.row_shape, array.row_bytes, *owner)
 
 
-def open_sampled(
-    resources: StoreResources, number: int, request: Attach, frame: NDArray[np.int64] | None
-) -> SampledSession:
+def open_sampled(resources: StoreResources, opening: Opening) -> SampledSession:
     """A session of plain minibatches.  Raises Refused, StoreError."""
-    return open_session(resources, number, ask(resources, request, frame, MinibatchPlan.name))
+    return open_session(resources, opening.number, ask(resources, opening, MinibatchPlan.name))
 
 
 def open_session(

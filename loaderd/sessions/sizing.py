@@ -37,7 +37,7 @@ from loaderd.plans.base import Plan, Shape
 from loaderd.plans.chunks import METHOD_OF
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.hyperbatch.single import Workspaces
-from loaderd.sessions.base import Allocation, StoreResources
+from loaderd.sessions.base import Allocation, Opening, StoreResources
 from loaderd.sessions.build import BatchSpec
 from loaderd.sessions.owners import least_owner_bytes, owner_bytes, read_map
 from loaderd.sessions.resolve import asked_part, make_plan, resolve, seed_relation, seed_type
@@ -149,11 +149,9 @@ def check_possible(
         _refuse(settings, budget, least, most, FEWER_EDGES if resolved.subgraph else SMALLER)
 
 
-def ask(
-    resources: StoreResources, request: Attach, frame: NDArray[np.int64] | None, plan: str
-) -> Asked:
-    """The request for a plan; `frame`: ids and times of seeds.  Raises Refused."""
-    manifest = resources.store.manifest
+def ask(resources: StoreResources, opening: Opening, plan: str) -> Asked:
+    """The request for a plan.  Raises Refused."""
+    manifest, (_, request, frame) = resources.store.manifest, opening
     resolved = resolve_sampled(manifest, request, frame)
     return Asked(
         request,

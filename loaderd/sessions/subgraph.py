@@ -4,24 +4,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaderd.api.errors import BatchFailed
-from loaderd.api.protocol import Attach
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.plans.base import Unit
 from loaderd.plans.roots import node_roots
 from loaderd.plans.subgraph import SubgraphPlan
 from loaderd.sampling.structure import Structure
 from loaderd.sampling.subgraph import SAMPLED, SampledGraph, SeedTable, sample_subgraph
-from loaderd.sessions.base import Kind, StoreResources
+from loaderd.sessions.base import Kind, Opening, StoreResources
 from loaderd.sessions.build import BatchSpec
 from loaderd.sessions.sampled import Sample, SampledSession, open_session
 from loaderd.sessions.sizing import FEWER_EDGES, ask, check_possible, least_slots, resolve_sampled
 
 
-def open_subgraphs(
-    resources: StoreResources, number: int, request: Attach, frame: NDArray[np.int64] | None
-) -> SampledSession:
+def open_subgraphs(resources: StoreResources, opening: Opening) -> SampledSession:
     """Take memory for a session, and open it.  Raises Refused, StoreError."""
-    asked = ask(resources, request, frame, request.plan)
+    asked = ask(resources, opening, opening.request.plan)
     store, plan, offsets = resources.store, asked.plan, np.empty(0, np.int64)
     first_edge = store.first_edge(store.manifest.relations[SAMPLED])
     assert isinstance(plan, SubgraphPlan)
@@ -53,7 +50,9 @@ def open_subgraphs(
 
         return spec, sample
 
-    return open_session(resources, number, asked, prepare, not plan.sampler.rooted, FEWER_EDGES)
+    return open_session(
+        resources, opening.number, asked, prepare, not plan.sampler.rooted, FEWER_EDGES
+    )
 
 
 def partition_sizes(
