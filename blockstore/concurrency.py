@@ -7,17 +7,7 @@ are used: a test puts a scheduler in their place, which decides at each of them 
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, PriorityQueue, SimpleQueue
-from threading import (
-    Barrier,
-    Condition,
-    Event,
-    Lock,
-    RLock,
-    Thread,
-    Timer,
-    current_thread,
-    local,
-)
+from threading import Barrier, Condition, Event, Lock, RLock, Thread, Timer, current_thread, local
 from time import monotonic, perf_counter_ns, sleep
 
 __all__ = [

@@ -6,13 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from blockstore.errors import StoreError, StoreExists
-from blockstore.format import (
-    OWNERS_FOLDER,
-    ROOT,
-    BlockGeometry,
-    blocked_arrays,
-    shard_path,
-)
+from blockstore.format import OWNERS_FOLDER, ROOT, BlockGeometry, blocked_arrays, shard_path
 from blockstore.io.files import flush, flush_tree, naming, remove_leftovers, write_exact
 from blockstore.owners import MAP_FILES, read_owners
 from blockstore.part import StorePart, holes_of, part_of, without_hops, write_part

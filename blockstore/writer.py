@@ -26,13 +26,7 @@ from blockstore.format import (
     shard_path,
 )
 from blockstore.io.buffers import aligned_buffer, byte_view
-from blockstore.io.files import (
-    flush,
-    flush_tree,
-    open_to_write,
-    remove_leftovers,
-    write_exact,
-)
+from blockstore.io.files import flush, flush_tree, open_to_write, remove_leftovers, write_exact
 from blockstore.kernels.crc import page_crcs
 from blockstore.root import digest, write_root
 from blockstore.store import crc_bytes, shard_index

@@ -342,11 +342,7 @@ def verify(store: Path) -> None:
 
 
 @app.command()
-def export(
-    store: Path,
-    folder: Path,
-    mem: flags.Mem = "1G",
-) -> None:
+def export(store: Path, folder: Path, mem: flags.Mem = "1G") -> None:
     """Write a store back as a folder in a plain layout: of one type, or of several.
 
     Edges come out in the source's order where the store has edge ids, else sorted by target.

@@ -19,15 +19,7 @@ from blockstore.io.files import open_to_read, probe_direct
 from blockstore.io.reading import Reading, Request
 from blockstore.io.ring import DEPTH, MOST_PIECES
 from blockstore.io.threads import ReadThreads, Task
-from blockstore.kernels.reads import (
-    PAGE,
-    PAGES,
-    PLACE,
-    SHARD,
-    ReadQueue,
-    cut_tasks,
-    read_pieces,
-)
+from blockstore.kernels.reads import PAGE, PAGES, PLACE, SHARD, ReadQueue, cut_tasks, read_pieces
 from blockstore.store import BlockedFile, read_verified
 from blockstore.validate import GraphCheck
 

@@ -272,9 +272,7 @@ def crc32_word(_context, crc, word):
 
     def codegen(_context, builder, _signature, args):
         function = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(_INT64, [_INT64, _INT64]),
-            "llvm.x86.sse42.crc32.64.64",
+            builder.module, ir.FunctionType(_INT64, [_INT64, _INT64]), "llvm.x86.sse42.crc32.64.64"
         )
         return builder.call(function, args)
 

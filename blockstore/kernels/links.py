@@ -5,13 +5,7 @@ Layout of blocks: FORMAT.md, "Graph blocks".
 
 import numpy as np
 
-from blockstore.kernels.columns import (
-    HEADER_WORDS,
-    NUM_CARRIED,
-    NUM_NODES,
-    sections,
-    slot_word,
-)
+from blockstore.kernels.columns import HEADER_WORDS, NUM_CARRIED, NUM_NODES, sections, slot_word
 from blockstore.kernels.jit import inner, leaf, njit
 from blockstore.kernels.packed import id_at
 from blockstore.kernels.random import draw_below

@@ -278,19 +278,14 @@ def presample(store: Path, sampling: flags.Presampling, mem: flags.Mem = "2G") -
 
 
 @app.command()
-def status(
-    endpoint: flags.AnyEndpoint,
-    json: flags.Json = False,
-) -> None:
+def status(endpoint: flags.AnyEndpoint, json: flags.Json = False) -> None:
     """Ask a daemon how it is."""
     reply = ask_status(parse_either(endpoint))
     typer.echo(msgspec.json.encode(reply).decode() if json else status_text(reply))
 
 
 @app.command()
-def reload(
-    endpoint: flags.Endpoint,
-) -> None:
+def reload(endpoint: flags.Endpoint) -> None:
     """Have a daemon of this machine open its stores again: SIGHUP, and what came of it."""
     address = parse_endpoint(endpoint)
     before = ask_status(address)

@@ -7,14 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from blockstore.errors import BudgetTooSmall
-from blockstore.format import (
-    ITEM_BYTES,
-    Manifest,
-    NodeType,
-    RowArray,
-    graph_geometry,
-    row_geometry,
-)
+from blockstore.format import ITEM_BYTES, Manifest, NodeType, RowArray, graph_geometry, row_geometry
 from blockstore.kernels.records import EdgeRecord
 from blockstore.store import Store
 from blockstore.units import format_bytes, format_mem

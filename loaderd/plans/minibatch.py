@@ -4,15 +4,7 @@ from typing import NamedTuple
 
 from blockstore.kernels.random import make_epoch_key, make_key
 from loaderd.api.protocol import Resolved
-from loaderd.plans.base import (
-    EVERY_RANK,
-    Part,
-    Shape,
-    Unit,
-    count_steps,
-    drawn_epoch,
-    share,
-)
+from loaderd.plans.base import EVERY_RANK, Part, Shape, Unit, count_steps, drawn_epoch, share
 from loaderd.plans.roots import num_ends
 
 _SOURCES = 7 << 60  # of keys, in place of a relation: no other draw has it

@@ -114,11 +114,7 @@ def _forest(
 
 
 def edge_roots(
-    table: EndTable,
-    plan: Plan,
-    units: Sequence[Unit],
-    times: NDArray[np.int64],
-    find: FindEnds,
+    table: EndTable, plan: Plan, units: Sequence[Unit], times: NDArray[np.int64], find: FindEnds
 ) -> list[Roots]:
     """Of seeds that are edges.
 

@@ -7,15 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.order import compact_records
-from blockstore.kernels.picks import (
-    BY_SOURCE,
-    BY_WEIGHT,
-    LATEST,
-    UNIFORM,
-    UNTIL,
-    Column,
-    Rule,
-)
+from blockstore.kernels.picks import BY_SOURCE, BY_WEIGHT, LATEST, UNIFORM, UNTIL, Column, Rule
 from loaderd.memory.blob import Written, joined
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit

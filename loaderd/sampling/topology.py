@@ -12,12 +12,7 @@ from blockstore.kernels.columns import BlockView, view_blocks
 from blockstore.kernels.induced import ChosenNodes, keep_columns, keep_parts
 from blockstore.kernels.links import find_ends
 from blockstore.kernels.locate import build_guide, choose_shift, hide_outside, locate_columns
-from blockstore.kernels.order import (
-    entries_of_blocks,
-    order_by_block,
-    prefix_starts,
-    stride_starts,
-)
+from blockstore.kernels.order import entries_of_blocks, order_by_block, prefix_starts, stride_starts
 from blockstore.kernels.picks import BY_SOURCE, UNIFORM, Column, Draws
 from blockstore.kernels.records import EdgeRecord
 from blockstore.kernels.sample import (
@@ -77,11 +72,7 @@ class Topology:
     """Samples from graph blocks, wherever the pool holds them."""
 
     def __init__(
-        self,
-        store: Store,
-        residency: Residency,
-        data: NDArray[np.uint8],
-        slot_bytes: int,
+        self, store: Store, residency: Residency, data: NDArray[np.uint8], slot_bytes: int
     ) -> None:
         manifest = store.manifest
         self.residency, self._data, self._slot_bytes = residency, data, slot_bytes

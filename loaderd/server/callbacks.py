@@ -3,14 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from loaderd.api.protocol import (
-    Attach,
-    Attached,
-    ClientMessage,
-    Message,
-    SessionStatus,
-    Welcome,
-)
+from loaderd.api.protocol import Attach, Attached, ClientMessage, Message, SessionStatus, Welcome
 from loaderd.server.registry import Caller, Peer
 from loaderd.server.transport import Frame
 

@@ -24,12 +24,7 @@ from loaderd.plans.roots import EndTable, Roots, edge_roots, node_roots, seed_pl
 from loaderd.sampling.macrobatch.graph import MacroGraph
 from loaderd.sampling.records import section, written_section
 from loaderd.sampling.rows import RowAssembler
-from loaderd.sampling.structure import (
-    HeldBlocks,
-    Structure,
-    StructureArrays,
-    structure_arrays,
-)
+from loaderd.sampling.structure import HeldBlocks, Structure, StructureArrays, structure_arrays
 from loaderd.sampling.topology import Topology
 from loaderd.sessions.session import BatchInProgress, Placement
 
@@ -70,11 +65,7 @@ class Builder:
     """The two steps of a batch.  Holds no state of its own."""
 
     def __init__(
-        self,
-        topology: Topology,
-        assembler: RowAssembler,
-        arena: Arena,
-        original: NDArray[Any],
+        self, topology: Topology, assembler: RowAssembler, arena: Arena, original: NDArray[Any]
     ) -> None:
         """`original`: id_dtype (num_nodes,), store id -> id in the source."""
         self._topology, self._assembler = topology, assembler

@@ -15,14 +15,7 @@ from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
 from blockstore.store import BlockedFile, Store, scan_rows
 from loaderd.api.errors import SessionLost, Shortage, ShuttingDown
-from loaderd.api.protocol import (
-    Attach,
-    Attached,
-    LedgerEntry,
-    Release,
-    Resolved,
-    Start,
-)
+from loaderd.api.protocol import Attach, Attached, LedgerEntry, Release, Resolved, Start
 from loaderd.memory.guarded import Guarded
 from loaderd.memory.ledger import (
     LEAST_SESSION,
@@ -306,9 +299,7 @@ class Engine(Closing):
             session.join()
         self._workers.settle()
 
-    def status(
-        self,
-    ) -> tuple[tuple[LedgerEntry, ...], tuple[EngineSession, ...], dict[str, int]]:
+    def status(self) -> tuple[tuple[LedgerEntry, ...], tuple[EngineSession, ...], dict[str, int]]:
         with self.lock:
             sessions, ending = list(self._sessions().values()), list(self._ending())
             counters = dict(self._counters)

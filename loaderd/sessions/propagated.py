@@ -32,14 +32,7 @@ from loaderd.sampling.propagated.source import (
     ResidentArray,
     RowSource,
 )
-from loaderd.sessions.base import (
-    Allocation,
-    Consumer,
-    Kind,
-    Opening,
-    StoreResources,
-    describe,
-)
+from loaderd.sessions.base import Allocation, Consumer, Kind, Opening, StoreResources, describe
 
 
 class PropagatedMemory(NamedTuple):

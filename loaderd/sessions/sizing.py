@@ -167,12 +167,7 @@ def ask(resources: StoreResources, opening: Opening, plan: str) -> Asked:
 # -- the least that a session can do with --------------------------------------------------------
 
 
-def least_slots(
-    manifest: Manifest,
-    request: Attach,
-    resolved: Resolved,
-    slot_bytes: int,
-) -> int:
+def least_slots(manifest: Manifest, request: Attach, resolved: Resolved, slot_bytes: int) -> int:
     """Slots without which no session of this request is served: at least so many, maybe more.
 
     Macro-batches need their own memory beside it.

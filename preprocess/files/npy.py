@@ -23,10 +23,7 @@ from blockstore.io.buffers import byte_view
 from blockstore.io.files import write_exact
 from preprocess.errors import BadInput
 
-_READ_HEADER = {
-    (1, 0): npy_format.read_array_header_1_0,
-    (2, 0): npy_format.read_array_header_2_0,
-}
+_READ_HEADER = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 # numpy parses the header with Python's own parser; what that raises for wild bytes comes through
 _UNREADABLE = (
     ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError, OverflowError,

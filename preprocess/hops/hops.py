@@ -395,11 +395,7 @@ class _ColumnSlice:
         return facts
 
     def _multiply(
-        self,
-        operator: Operator,
-        hop: int,
-        x: NDArray[np.float32],
-        spare: list[NDArray[np.float32]],
+        self, operator: Operator, hop: int, x: NDArray[np.float32], spare: list[NDArray[np.float32]]
     ) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
         """The next hop, and the columns that are free then."""
         run, steps = self._run, operator.steps()

@@ -167,11 +167,7 @@ class RowTaker:
             os.close(fd)
 
     def _rows(
-        self,
-        columns: NDArray[np.float32],
-        scale: NDArray[np.float32],
-        count: int,
-        work: Change,
+        self, columns: NDArray[np.float32], scale: NDArray[np.float32], count: int, work: Change
     ) -> Iterator[tuple[int, NDArray[Any]]]:
         width = self._plan.width
         step = max(1, self._plan.piece_bytes // (4 * width))

@@ -17,12 +17,7 @@ from preprocess.ingest.contents import Contents, RelationContents
 from preprocess.ingest.options import IngestOptions
 from preprocess.ingest.plan import IngestJob, columns_fit, needs_columns, reads_columns
 from preprocess.kernels.edges import Ends
-from preprocess.kernels.levels import (
-    HeldColumns,
-    WordBits,
-    gather_columns,
-    take_counts,
-)
+from preprocess.kernels.levels import HeldColumns, WordBits, gather_columns, take_counts
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import PipelineRun, Stage
 from preprocess.pipeline.tasks import Executor, SavedArray, task_folder

@@ -25,12 +25,7 @@ from preprocess.errors import BadInput
 from preprocess.hops.estimate import HopsEstimate, estimate_hops
 from preprocess.hops.hops import HopsRun, make_hops
 from preprocess.ingest.arrays import quantization_errors
-from preprocess.ingest.contents import (
-    Contents,
-    TypeContents,
-    check_left_out,
-    list_contents,
-)
+from preprocess.ingest.contents import Contents, TypeContents, check_left_out, list_contents
 from preprocess.ingest.graph import PARTITION, RANK, IngestRun, IngestStage, counts_file
 from preprocess.ingest.nodes import TypeStages
 from preprocess.ingest.options import IngestOptions

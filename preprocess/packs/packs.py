@@ -42,13 +42,7 @@ from loaderd.sessions.offline import OfflineSampler
 from preprocess.files.array_file import ArrayFile, load_array, save_array
 from preprocess.packs.fill import WantedRows, fill_groups, wanted_rows
 from preprocess.packs.nodes import NodesReader
-from preprocess.packs.places import (
-    MOST_WANTS,
-    Grouping,
-    choose_hot,
-    count_levels,
-    hot_nodes,
-)
+from preprocess.packs.places import MOST_WANTS, Grouping, choose_hot, count_levels, hot_nodes
 from preprocess.packs.plan import PackEstimate, PackJob, PackOptions, estimate_pack
 from preprocess.packs.sink import BlocksWriter, PagesWriter
 from preprocess.pipeline.progress import Progress

@@ -312,10 +312,7 @@ def _write_pairs(seeds: _Seeds, paths: Sequence[Path]) -> Facts:
 
 
 def write_listed(
-    lists: Sequence[tuple[ArrayRows, ArrayRows]],
-    rows: MadeRows,
-    window: int,
-    owner: str = NODE,
+    lists: Sequence[tuple[ArrayRows, ArrayRows]], rows: MadeRows, window: int, owner: str = NODE
 ) -> Facts:
     """Lists of nodes and their values into one array, in order: one pass for `window` nodes.
 

@@ -281,12 +281,7 @@ class _Filler:
         self._bucket, self._keys = np.empty(0, np.uint32), np.empty(0, np.uint64)
         self._ids = np.empty(0, np.dtype(widths.edge or "uint32"))
 
-    def group(
-        self,
-        arrays: Arrays,
-        raw: RawEdges | None,
-        cuts: Cuts,
-    ) -> list[NDArray[Any]]:
+    def group(self, arrays: Arrays, raw: RawEdges | None, cuts: Cuts) -> list[NDArray[Any]]:
         """Keys and, where they are kept, ids by bucket; `starts` says where each begins.
 
         arrays   of `raw`, else records as they are
@@ -364,11 +359,7 @@ class ColumnSorter:
         return self._values[:size]
 
     def from_values(
-        self,
-        values: NDArray[np.uint64],
-        starts: NDArray[np.int64],
-        first: int,
-        num_columns: int,
+        self, values: NDArray[np.uint64], starts: NDArray[np.int64], first: int, num_columns: int
     ) -> WholeColumns:
         """Columns from edges as words, by group of columns; sorts them in place."""
         widths = self._widths

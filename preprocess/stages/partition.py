@@ -28,12 +28,7 @@ from blockstore.units import format_bytes
 from preprocess.files.array_file import remove_file
 from preprocess.kernels.edges import Records, count_ids
 from preprocess.kernels.levels import assign_places, rename_columns, take_counts
-from preprocess.kernels.partition import (
-    Adjacent,
-    make_balance,
-    place_evenly,
-    place_nodes,
-)
+from preprocess.kernels.partition import Adjacent, make_balance, place_evenly, place_nodes
 from preprocess.partition.metis import check_installed, metis_bytes, metis_partition
 from preprocess.partition.partition import (
     PartitionOptions,

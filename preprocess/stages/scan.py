@@ -83,11 +83,7 @@ def check_splits(source: Source, node_type: str, left_out: Collection[str] = ())
 
 
 def _bad_id(
-    split: SourceRows,
-    at: int,
-    node: int,
-    owner: NDArray[np.uint8],
-    splits: Sequence[SourceRows],
+    split: SourceRows, at: int, node: int, owner: NDArray[np.uint8], splits: Sequence[SourceRows]
 ) -> BadInput:
     where = f"{split.where}[{at}]"
     if not 0 <= node < owner.size:

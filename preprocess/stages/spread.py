@@ -25,13 +25,7 @@ from preprocess.files.buckets import Buckets, KeptBuckets
 from preprocess.kernels.edges import Ends, Records
 from preprocess.kernels.levels import advance_columns, rename_columns
 from preprocess.pipeline.progress import Progress
-from preprocess.pipeline.tasks import (
-    SavedArray,
-    TaskFolder,
-    cut_spans,
-    own_name,
-    put_array,
-)
+from preprocess.pipeline.tasks import SavedArray, TaskFolder, cut_spans, own_name, put_array
 from preprocess.sources.source import Source, SourceRelation, SourceRows
 from preprocess.stages.columns import ColumnFile
 from preprocess.stages.csc import (

@@ -63,7 +63,7 @@ class SplitAdvice:
     def text(self) -> str:
         lines = [
             f"owner map {self.name}: {self.steps} steps of {self.batch_size:,} seeds for "
-            f"{self.owners} trainers, {self.row_bytes} bytes a row, hidden layers of {self.hidden}",
+            f"{self.owners} trainers, {self.row_bytes} bytes a row, hidden layers of {self.hidden}"
         ]
         rows = [_HEADER]
         for name, found in (("data parallel", self.data_parallel), ("split", self.split)):

@@ -272,10 +272,7 @@ class RowCache:
         return len(batches)
 
     def bring(
-        self,
-        group: Sequence[Needs],
-        later: Sequence[Needs],
-        oldest: Callable[[int], int],
+        self, group: Sequence[Needs], later: Sequence[Needs], oldest: Callable[[int], int]
     ) -> None:
         """All rows of a group that fits; afterwards `address` finds them.
 

@@ -39,13 +39,7 @@ from loaderd.sampling.hyperbatch.session import ALIGN, AreaFull, Sampled, Struct
 from loaderd.sampling.hyperbatch.single import SessionWorkers
 from loaderd.sampling.records import flat, record_dtype, section
 from loaderd.sampling.renumbering import Renumbering
-from loaderd.sampling.structure import (
-    NO_TREES,
-    HeldBlocks,
-    Structure,
-    StructureArrays,
-    make_column,
-)
+from loaderd.sampling.structure import NO_TREES, HeldBlocks, Structure, StructureArrays, make_column
 from loaderd.sampling.topology import MultiBlockDraws, Topology
 
 

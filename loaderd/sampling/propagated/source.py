@@ -270,11 +270,7 @@ class PassingRanges:
     """Ranges that are read for one batch: their pages go straight to its buffer."""
 
     def __init__(
-        self,
-        plan: HopPlan,
-        arrays: Sequence[HopArray],
-        reader: BlockReader,
-        places: Sequence[int],
+        self, plan: HopPlan, arrays: Sequence[HopArray], reader: BlockReader, places: Sequence[int]
     ) -> None:
         """`places`: of the buffers in the arena, page-aligned, `passing_bytes` each."""
         self._plan, self._arrays, self._reader, self._at = plan, arrays, reader, places
@@ -360,11 +356,7 @@ class PassingRows:
         return Answer("rows", (), (), tuple(places), index)
 
     def _copier(
-        self,
-        array: HopArray,
-        memory: _Gathered,
-        runs: NDArray[np.int64],
-        out: NDArray[np.uint8],
+        self, array: HopArray, memory: _Gathered, runs: NDArray[np.int64], out: NDArray[np.uint8]
     ) -> Callable[[int, int, NDArray[np.uint8]], None]:
         shard_bytes = array.geometry.blocks_per_shard * array.geometry.slot_bytes
 
