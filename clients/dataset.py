@@ -183,6 +183,11 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
 
     def __len__(self) -> int:
         """Batches of an epoch; connects, the first time."""
+        return self.num_steps
+
+    @property
+    def num_steps(self) -> int:
+        """Batches of an epoch; connects, the first time."""
         return self._plan()[1]
 
     def __iter__(self) -> Iterator[B_co]:

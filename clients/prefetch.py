@@ -80,7 +80,7 @@ class Prefetcher(Generic[B]):
         self._run: _ReadThread | None = None
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return self.dataset.num_steps
 
     def __iter__(self) -> "Iterator[B]":
         """Start to read an epoch at once; it ends any earlier iterator."""

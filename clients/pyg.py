@@ -1,9 +1,8 @@
 """`NeighborLoader` and `LinkNeighborLoader` as PyG has them, over a daemon: one changed line."""
 
 import inspect
-import os
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from torch.utils.data import DataLoader
 
 try:
     from torch_geometric.data import Data, HeteroData
+    from torch_geometric.loader import NeighborLoader as GraphLoader
     from torch_geometric.sampler import NegativeSampling
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
@@ -21,6 +21,15 @@ except ModuleNotFoundError as error:
 
 from clients.dataset import SteppedDataset
 from clients.link import HeteroLinkBatch, HeteroLinkDataset, LinkBatch, LinkDataset, LinkOptions
+from clients.pygdata import (
+    HeteroLinkSeeds,
+    HeteroNodeSeeds,
+    LinkSeeds,
+    NodeSeeds,
+    StoreData,
+    StoreDataset,
+    stored_data,
+)
 from clients.torch import (
     Batch,
     EdgeType,
@@ -34,7 +43,9 @@ from clients.torch import (
 )
 from loaderd.api.protocol import Attach
 
-__all__ = ["Collate", "LinkNeighborLoader", "NeighborLoader", "to_data"]
+__all__ = [
+    "Collate", "LinkNeighborLoader", "NeighborLoader", "StoreData", "StoreDataset", "to_data"
+]  # fmt: skip
 
 Transform = Callable[[Any], Any]  # of a Data or a HeteroData
 Edges = Tensor | str | None
@@ -69,10 +80,10 @@ class DaemonLoader(DataLoader[Any]):
                 "expected another plan; leave drop_last out"
             )
         collate: Any = self._collate
-        super().__init__(dataset, batch_size=None, collate_fn=collate, **kept)
+        DataLoader.__init__(self, dataset, batch_size=None, collate_fn=collate, **kept)
 
     def __len__(self) -> int:
-        steps, attached = super().__len__(), None
+        steps, attached = self.dataset.num_steps, None
         if self._leaves_last:
             attached = self.dataset.attached().resolved
         return steps - (attached is not None and attached.num_seeds % attached.batch_size > 0)
@@ -81,7 +92,7 @@ class DaemonLoader(DataLoader[Any]):
         """An epoch; each iteration is the next one, unless `set_epoch` chose."""
         if self._leaves_last:
             self._collate.steps = len(self)
-        batches = super().__iter__()
+        batches = DataLoader.__iter__(self)
         if self.num_workers:  # they took the dataset's position along, and count on their own
             self.dataset.skip_epoch()
         return filter(_is_kept, batches) if self._leaves_last else batches
@@ -98,19 +109,19 @@ class DaemonLoader(DataLoader[Any]):
         self.dataset.load_state_dict(state)
 
 
-def check_arguments(data: object, options: dict[str, Any], **times: object) -> dict[str, str]:
-    """Put what `weight_attr` and `time_attr` ask for in their place; what they name edges' values.
+def check_arguments(
+    data: object, options: dict[str, Any], **times: object
+) -> tuple[StoreData, dict[str, str]]:
+    """The data, and what `weight_attr` and `time_attr` name edges' values; both in their place.
 
     Weights and times are those of the store; edges are drawn by the weights, and up to the times.
 
     Raises TypeError: graphs themselves are not taken, and times come with the seeds.
     """
+    found = stored_data(data, options)
+    if found.store:
+        options["store"] = found.store
     time_attr, weight_attr = options.pop("time_attr", None), options.pop("weight_attr", None)
-    if not isinstance(data, str | os.PathLike):
-        raise TypeError(
-            f"data: {type(data).__name__}, expected a daemon's endpoint, ipc:///..., or the path "
-            "of a store"
-        )
     for name, given in times.items():
         if time_attr is not None and given is None:
             raise TypeError(f"time_attr without {name}, expected a time of each seed")
@@ -119,7 +130,7 @@ def check_arguments(data: object, options: dict[str, Any], **times: object) -> d
     if time_attr is not None:
         options["edge_times"] = True
     names = {"edge_weight": weight_attr, "edge_time": time_attr}
-    return {name: attr for name, attr in names.items() if attr is not None}
+    return found, {name: attr for name, attr in names.items() if attr is not None}
 
 
 class _Accepted(NamedTuple):
@@ -239,10 +250,10 @@ def data_loader_options(
     return kept
 
 
-class NeighborLoader(DaemonLoader):
+class NeighborLoader(DaemonLoader, GraphLoader):  # type: ignore[misc]
     """Yields `torch_geometric.data.Data` with the fields of PyG's own `NeighborLoader`.
 
-    The first argument is the endpoint of a daemon instead of PyG's data:
+    The first argument is the endpoint of a daemon instead of PyG's data, or a `StoreData`:
 
         NeighborLoader("ipc:///run/graph.sock", num_neighbors=[15, 10], input_nodes="train")
 
@@ -251,23 +262,17 @@ class NeighborLoader(DaemonLoader):
         NeighborLoader("ipc:///run/graph.sock", {("paper", "cites", "paper"): [15, 10], ...},
                        input_nodes=("paper", "train"))
 
-    Each iteration is the next epoch, with workers or without; `set_epoch` chooses.
+    Each iteration is the next epoch, with workers or without; `set_epoch` chooses.  It is one of
+    PyG's loaders for `isinstance`, so that `model.inference(loader)` of PyG's models takes it;
+    `clients.inference.layerwise` does that out of core.
     """
 
     dataset: NeighborDataset | HeteroDataset
-
-    @property
-    def data(self) -> Any:
-        """Raises AttributeError: what to call instead."""
-        raise AttributeError(
-            f"data: the graph is with the daemon at {self.dataset.endpoint}, expected batches "
-            "to be used alone; in place of model.inference(loader) call "
-            "clients.inference.layerwise(model, endpoint, 'rows.npy')"
-        )
+    filter_per_worker = True  # for PyG: batches are finished when they come
 
     def __init__(
         self,
-        data: str,
+        data: str | StoreData,
         num_neighbors: Fanouts,
         input_nodes: InputNodes | tuple[str, InputNodes] = None,
         batch_size: int = 1,
@@ -282,11 +287,11 @@ class NeighborLoader(DaemonLoader):
         are sampled, by their times in the store, whatever `time_attr` was called there.  `options`
         are `transform`, `clients.torch.SamplingOptions`, and those of
         `torch.utils.data.DataLoader`: num_workers, pin_memory, ..."""
-        names = check_arguments(data, options, input_time=input_time)
+        self.data, names = check_arguments(data, options, input_time=input_time)
         take_induced(options)
         node_type, nodes = typed_seeds(input_nodes)
-        dataset = (NeighborDataset if node_type is None else HeteroDataset)(
-            data,
+        dataset = (NodeSeeds if node_type is None else HeteroNodeSeeds)(
+            self.data.endpoint,
             num_neighbors=num_neighbors,
             batch_size=batch_size,
             input_nodes="all" if nodes is None else nodes,
@@ -296,6 +301,7 @@ class NeighborLoader(DaemonLoader):
             **take_ours(options),
         )
         super().__init__(dataset, options, names)
+        self.node_sampler = SimpleNamespace(num_neighbors=num_neighbors)  # PyG's models look there
 
 
 class LinkNeighborLoader(DaemonLoader):
@@ -314,7 +320,7 @@ class LinkNeighborLoader(DaemonLoader):
 
     def __init__(
         self,
-        data: str,
+        data: str | StoreData,
         num_neighbors: Fanouts,
         edge_label_index: Edges | tuple[EdgeType, Edges] = None,
         edge_label: Tensor | None = None,
@@ -330,12 +336,12 @@ class LinkNeighborLoader(DaemonLoader):
         "own": before those of the seed edges in the store.  `options` are batch_size=1,
         shuffle=False, exclude="none", `transform`, others of `clients.link.LinkOptions`, and those
         of `torch.utils.data.DataLoader`."""
-        names = check_arguments(data, options, edge_label_time=edge_label_time)
+        self.data, names = check_arguments(data, options, edge_label_time=edge_label_time)
         edge_type, edges = typed_seeds(edge_label_index)
         negatives = _negatives(neg_sampling, neg_sampling_ratio)
         ours: dict[str, Any] = {"shuffle": False, "exclude": "none"} | take_ours(options)
-        dataset = (LinkDataset if edge_type is None else HeteroLinkDataset)(
-            data,
+        dataset = (LinkSeeds if edge_type is None else HeteroLinkSeeds)(
+            self.data.endpoint,
             "all" if edges is None else edges,
             num_neighbors,
             options.pop("batch_size", 1),

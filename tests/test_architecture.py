@@ -126,6 +126,7 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/dgl.py",
         "clients/link.py",
         "clients/pyg.py",
+        "clients/pygdata.py",
         "clients/models.py",
         "clients/train.py",
         "clients/inference/model.py",

@@ -110,30 +110,6 @@ def test_hetero_data_goes_through_pygs_own_model(several, pyg):
         assert model(x, edges)["paper"].shape == (batch["paper"].num_nodes, 3)
 
 
-def test_loops_over_layers_give_all_rows_and_the_data_that_is_not_here_says_what_to_call(one):
-    """A loop as in PyG's examples: rows in the order of the ids."""
-    geometric = pytest.importorskip("torch_geometric")
-    from clients.pyg import NeighborLoader
-
-    model = geometric.nn.GraphSAGE(2, 8, 2, 3).eval()
-    loader = NeighborLoader(one.endpoint, [-1], input_nodes=None, batch_size=64)
-    with pytest.raises(AssertionError):  # it takes PyG's own loaders alone
-        model.inference(loader)
-    with pytest.raises(AttributeError, match=r"call clients\.inference\.layerwise"):
-        _ = loader.data
-    csc = one.graph
-    x = torch.outer(torch.arange(300.0), torch.tensor([1.0, 2.0])) / 300
-    dst = np.repeat(np.arange(300), np.diff(csc.indptr))
-    edges = torch.from_numpy(np.stack([csc.indices.astype(np.int64), dst]))
-    with torch.no_grad():
-        expected, rows = model(x, edges), x
-        for number, conv in enumerate(model.convs):
-            found = [conv(rows[b.n_id], b.edge_index)[: b.batch_size] for b in loader]
-            rows = torch.cat(found).relu() if number == 0 else torch.cat(found)
-    torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-5)
-    loader.dataset.close()
-
-
 def forward(model, x, mfgs):
     """The model layer by layer."""
     h = x
