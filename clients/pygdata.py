@@ -141,7 +141,7 @@ class StoreData:
     def _nodes(
         self, split: str = "all", features: tuple[str, ...] = (), labels: bool = False
     ) -> "closing[NeighborDataset]":
-        """Batches of nodes in the order of the split, with one neighbor each: the least there is."""
+        """Nodes in the order of the split, with one neighbor each, the least there can be."""
         rows: SamplingOptions = {"features": features, "labels": labels, "plan": "minibatch"}
         rows["shuffle"] = False
         if self.store:
