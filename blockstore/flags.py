@@ -11,8 +11,10 @@ from copy import copy
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from typing import Annotated, Any, ClassVar, get_type_hints
 
-from typer import Exit, Option, Typer, echo
+from typer import Abort, BadParameter, Exit, Option, Typer, echo
 from typer.core import TyperCommand, TyperGroup
+
+_WrongWords: Any = BadParameter.__mro__[1]  # click's UsageError, wherever typer has click from
 
 
 def flag(default: Any, text: str, *names: str, **more: Any) -> Any:
@@ -73,6 +75,22 @@ def command_group(kind: type["OneLineErrors"], purpose: str, version: str) -> Ty
 
     app.callback()(of_all)
     return app
+
+
+def run_app(app: Typer, name: str) -> None:
+    """Run the command line `name` to its exit; what its words get wrong is said in one line."""
+    try:
+        sys.exit(app(prog_name=name, standalone_mode=False))
+    except _WrongWords as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+        else:
+            path = name if error.ctx is None else error.ctx.command_path
+            said = " ".join(error.format_message().split()).rstrip(".")
+            sys.stderr.write(f"error: {path}: {said}; see: {path} --help\n")
+        sys.exit(2)
+    except Abort:
+        sys.exit(130)  # Ctrl-C, as of a shell
 
 
 def _options(record: Any) -> list[Field[Any]]:

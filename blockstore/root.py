@@ -73,11 +73,16 @@ def read_root(folder: Path) -> Manifest:
         text = bytes(attributes[MANIFEST_KEY])
         version = msgspec.json.decode(text, type=_Version).format
     except FileNotFoundError as error:
+        found = f"no {ROOT}" if folder.exists() else f"no {ROOT}, as nothing is there"
+        if str(folder).startswith(("ipc:/", "tcp:/")):
+            found = "an endpoint, which `loaderd status` takes"
         raise NotAStore(
-            f"{folder}: no {ROOT}, expected a store made by `blockstore ingest`"
+            f"{folder}: {found}, expected a store made by `blockstore ingest`"
         ) from error
     except NotADirectoryError as error:
-        raise NotAStore(f"{folder}: not a folder, expected a store") from error
+        raise NotAStore(
+            f"{folder}: not a folder, expected a store made by `blockstore ingest`"
+        ) from error
     except (msgspec.DecodeError, KeyError, UnicodeDecodeError, RecursionError) as error:
         raise NotAStore(f"{path}: no attribute {MANIFEST_KEY!r}, expected a store") from error
     if version != FORMAT_VERSION:

@@ -21,16 +21,16 @@ from blockstore.units import parse_bytes
 from clients.inference.model import load_model
 from clients.inference.run import layerwise
 from clients.inference.source import find_store
+from clients.settings import CommandParser
 from loaderd.api.errors import DaemonError
 from preprocess.errors import BadInput
 
 
 def main() -> None:
     """Entry point of the command; ends with exit code 2, and a line, if it cannot be done."""
-    parser = argparse.ArgumentParser(
-        prog="python -m clients.infer", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = CommandParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("endpoint", help="ipc:///path/of/the/socket, or the path of a store")
     parser.add_argument("checkpoint", type=Path, help="of clients.train")
     parser.add_argument("out", help="FILE.npy, FILE.parquet or array:NAME")

@@ -234,6 +234,13 @@ def data_loader_options(
         if accepted is not None and any(found is v or found == v for v in accepted.values):
             continue
         if accepted is not None:
+            if (
+                name == "subgraph_type" and found != "induced"
+            ):  # which seeds that are nodes may have
+                raise TypeError(
+                    f"{loader}: found {name}={found!r}, expected 'directional', 'bidirectional' or "
+                    "'induced'"
+                )
             expected = " or ".join(map(repr, accepted.values))
             raise TypeError(
                 f"{loader}: found {name}={found!r}, expected {expected}: {accepted.otherwise}"
@@ -361,7 +368,10 @@ def _negatives(
     """As PyG reads the two; raises ValueError."""
     if ratio:
         sampling = NegativeSampling("binary", ratio)
-    found: NegativeSampling | None = NegativeSampling.cast(sampling)
+    try:
+        found: NegativeSampling | None = NegativeSampling.cast(sampling)
+    except ValueError as error:
+        raise ValueError(f"neg_sampling: {error}, expected 'binary' or 'triplet'") from error
     if found is not None and (found.src_weight is not None or found.dst_weight is not None):
         raise ValueError("neg_sampling has weights, expected none: negatives are drawn uniformly")
     return found

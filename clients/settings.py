@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -180,6 +180,17 @@ def parse_fanouts(words: Iterable[object], option: str = "num_neighbors") -> tup
         raise ValueError(f"--{name} {text!r}: expected numbers such as 15 10") from None
 
 
+class CommandParser(argparse.ArgumentParser):
+    """The words of `python -m clients...`: what they get wrong is said in one line."""
+
+    def __init__(self, **given: Any) -> None:
+        spec = sys.modules["__main__"].__spec__
+        super().__init__(prog=None if spec is None else f"python -m {spec.name}", **given)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {self.prog}: {message}; see: {self.prog} --help\n")
+
+
 def run_command(
     make: Callable[[str], Any],
     doc: str | None,
@@ -195,7 +206,7 @@ def run_command(
     rank has ended.
     """
     default = make("")
-    parser = argparse.ArgumentParser(description=doc)
+    parser = CommandParser(description=doc)
     parser.add_argument("endpoint", help="ipc:///path/of/the/socket, or the path of a store")
     for field in fields(default)[1:]:
         value = getattr(default, field.name)
@@ -210,5 +221,5 @@ def run_command(
     try:
         run(vars(parser.parse_args()))
     except (DaemonError, StoreError, NotTrainable, RankLost, ValueError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(2)

@@ -451,6 +451,8 @@ def seed_ids(nodes: Tensor | NDArray[Any] | Sequence[int]) -> tuple[NDArray[np.i
     if array.ndim != 1 or array.dtype.kind not in "biu":
         raise Refused(f"input_nodes: {array.dtype} {array.shape}, expected 1-d ids or a bool mask")
     if array.dtype.kind == "b":
+        if not array.any():
+            raise Refused("input_nodes: found a mask without a node, expected at least one")
         return np.flatnonzero(array), array.size
     return array.astype(np.int64), 0
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -448,9 +449,17 @@ class Trainer:
         Path(f"{path}.new").replace(path)
 
     def _load(self, path: str) -> None:
-        """Raises StateMismatch: of another store, or other parameters."""
-        # tables of historical embeddings may be larger than what is free: only rank 0 reads them
-        state = torch.load(path, weights_only=True, mmap=self.history is not None)
+        """Raises StateMismatch, ValueError: of another store, model, or other parameters."""
+        try:
+            # historical embeddings may be larger than what is free: only rank 0 reads them
+            state = torch.load(path, weights_only=True, mmap=self.history is not None)
+            self.model.load_state_dict(state["model"])
+        except (UnpicklingError, EOFError, KeyError, TypeError, RuntimeError) as error:
+            found = "another model" if "state_dict" in str(error) else "no checkpoint"
+            raise ValueError(
+                f"checkpoint {path}: found {found}, expected one of this command with the same "
+                "--model, --hidden and store; give these, or another --checkpoint"
+            ) from error
         if self.history is not None:
             if "history" not in state:
                 raise ValueError(
@@ -458,7 +467,6 @@ class Trainer:
                     "'partitions'; go on with the draws it was saved with"
                 )
             self.history.tables.load_state_dict(state["history"], self._ranks)
-        self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._data.load_state_dict(state["data"])
         self._steps, self._first_epoch = state["steps"], state["data"]["epoch"]

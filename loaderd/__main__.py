@@ -14,7 +14,8 @@ def main() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: os._exit(0))
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # no store is open that could be opened again
-    importlib.import_module("loaderd.cli.commands").app()
+    run_app = importlib.import_module("blockstore.flags").run_app
+    run_app(importlib.import_module("loaderd.cli.commands").app, "loaderd")
 
 
 if __name__ == "__main__":

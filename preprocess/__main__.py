@@ -12,7 +12,7 @@ import typer
 
 from blockstore import __version__
 from blockstore.errors import StoreError
-from blockstore.flags import OneLineErrors, command_group
+from blockstore.flags import OneLineErrors, command_group, run_app
 from blockstore.format import FORMAT_VERSION
 from blockstore.io.files import FULL
 from blockstore.make_part import make_part, part_bytes, plan_part
@@ -355,7 +355,7 @@ def export(store: Path, folder: Path, mem: flags.Mem = "1G") -> None:
 def main() -> None:
     """Entry point of the console command."""
     signal.signal(signal.SIGTERM, _stop)
-    app()
+    run_app(app, "blockstore")
 
 
 def _stop(number: int, _: object) -> None:

@@ -104,7 +104,8 @@ def load_model(path: Path, manifest: Manifest) -> nn.Module:
     except (
         UnpicklingError, EOFError, KeyError, TypeError, ValueError, RuntimeError, AttributeError,
     ) as error:  # fmt: skip
-        text = " ".join(str(error).split())[:200]
+        opened = not isinstance(error, UnpicklingError | EOFError)
+        text = " ".join(str(error).split())[:200] if opened else "a file that torch does not read"
         raise Refused(
             f"{path}: found {text or type(error).__name__}, expected a checkpoint of clients.train "
             "for a model of this store"

@@ -47,7 +47,8 @@ def parse_endpoint(text: str) -> Endpoint:
     scheme, _, name = text.partition("://")
     path = Path(name)
     if scheme != "ipc" or not path.is_absolute() or not path.name or "\0" in name:
-        raise Refused(f"endpoint {text!r}: expected ipc:///path/of/the/socket")
+        instead = f"; give ipc://{Path(text).absolute()}" if text and "://" not in text else ""
+        raise Refused(f"endpoint {text!r}: expected ipc:///path/of/the/socket{instead}")
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise Refused(
             f"endpoint {text!r}: its path has {len(os.fsencode(path))} bytes, a socket's can "
