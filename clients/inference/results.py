@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from blockstore.errors import StoreExists
 from blockstore.extend import StoreExtender
-from blockstore.format import NodeType, RowArray
+from blockstore.format import EXTEND_FOLDER, NodeType, RowArray
 from blockstore.io.files import flush
 from blockstore.store import Store, read_rows
 from blockstore.writer import StoreWriter
@@ -23,7 +23,7 @@ from preprocess.files.npy import NpyWriter
 from preprocess.ingest.contents import as_path
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import PipelineRun
-from preprocess.pipeline.work import WorkFolder
+from preprocess.pipeline.work import WorkFolder, check_free, remove_dead
 from preprocess.stages.rows import Emit, place_rows
 
 _IN_STORE = "array:"
@@ -148,8 +148,7 @@ def find_result(out: str, store: Store, steps: ModelSteps, split: str) -> Result
         raise Refused(
             f"{out}: found split {split!r}, expected all nodes; give FILE.parquet, which has ids"
         )
-    if os.path.lexists(path):
-        raise StoreExists(f"{path}: exists already; remove it, or choose another name")
+    check_free(path, path)
     if not path.parent.is_dir():
         raise Refused(f"{path.parent}: no such folder; make it, or choose another one")
     rows = t.num_nodes if chosen is None else chosen.num_rows
@@ -166,11 +165,15 @@ def _find_split(t: NodeType, name: str) -> RowArray:
 def _array_result(name: str, store: Store, t: NodeType, dtype: str, width: int) -> ArrayResult:
     path = f"nodes/{as_path(t.name)}/features/{as_path(name)}"
     where = f"{store.path}: {_IN_STORE}{name}"
-    if not name or name in t.features or (store.path / path).exists():
+    result = ArrayResult(store, t, name, RowArray(path, dtype, t.num_nodes, (width,), "dense"))
+    # what a dead run has moved in goes when the store is extended again
+    stray = (store.path / path).exists() and not (store.path / EXTEND_FOLDER).exists()
+    if not name or name in t.features or stray:
+        remove_dead(result.target)
         raise Refused(f"{where}: expected a name that {t.name} does not have yet; choose another")
     if t.halo is not None:
         raise Refused(
             f"{where}: found copies of rows for hubs and halos, expected a store without; write "
             "FILE.npy instead"
         )
-    return ArrayResult(store, t, name, RowArray(path, dtype, t.num_nodes, (width,), "dense"))
+    return result

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -36,15 +35,6 @@ from tests.stores import write_store  # noqa: E402
 GIB = 1 << 30
 
 
-@pytest.fixture(scope="module")
-def graph(small_graph, tmp_path_factory):
-    """A store in another order than the source's arrays, and these."""
-    folder = tmp_path_factory.mktemp("inference")
-    ingest(PlainSource(small_graph), folder / "store", IngestOptions(block_bytes=16 << 10), QUIET)
-    arrays = {name: np.load(small_graph / f"{name}.npy") for name in ("edge_index", "node_feat")}
-    return SimpleNamespace(store=folder / "store", source=small_graph, **arrays)
-
-
 def make_model(kind, num_in=24, num_hidden=16, num_out=5, depth=2):
     torch.manual_seed(3)
     return Layered(LAYERS[kind], num_in, num_hidden, num_out, depth)
@@ -68,12 +58,6 @@ def infer(model, store, out, **options):
 def close(found, expected, tolerance):
     scale = max(1.0, float(expected.abs().max()))
     assert float((torch.from_numpy(found) - expected).abs().max()) <= tolerance * scale
-
-
-@pytest.fixture
-def tight(monkeypatch):
-    """The minimum of --mem leaves room for one part of a layer alone."""
-    monkeypatch.setattr(plan, "_MIN_SHARE", 0)
 
 
 def least(model, store, out):
