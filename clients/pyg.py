@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -19,6 +18,7 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from None
 
+from clients.bidirectional import with_reverses
 from clients.dataset import SteppedDataset
 from clients.link import HeteroLinkBatch, HeteroLinkDataset, LinkBatch, LinkDataset, LinkOptions
 from clients.pygdata import (
@@ -71,9 +71,8 @@ class DaemonLoader(DataLoader[Any]):
         kind = _value(options.get("subgraph_type", "directional"))
         self._collate = Collate(options.pop("transform", None), names, kind == "bidirectional")
         self._leaves_last = bool(options.pop("drop_last", False))
-        several = isinstance(dataset, HeteroDataset | HeteroLinkDataset)
         request = dataset.request
-        kept = data_loader_options(type(self).__name__, options, request, several)
+        kept = data_loader_options(type(self).__name__, options, request)
         if self._leaves_last and request.plan == "macrobatch":
             raise TypeError(
                 "drop_last=True: found plan 'macrobatch', whose batches have several sizes, "
@@ -159,6 +158,9 @@ _ACCEPTED = {
     "neighbor_sampler": _Accepted(
         (None,), f"{_NO_SAMPLER}; give sampler='labor', weight_attr or replace, or leave it out"
     ),
+    "input_id": _Accepted(
+        (None,), "input_id of a batch is the place of each seed among all; index yours by it"
+    ),
     "custom_cls": _Accepted(
         (None,), "batches are Data or HeteroData; give transform to make others"
     ),
@@ -213,24 +215,13 @@ def _value(given: Any) -> Any:
     return getattr(given, "value", given)
 
 
-def data_loader_options(
-    loader: str, options: dict[str, Any], request: Attach, several: bool
-) -> dict[str, Any]:
-    """Those of `DataLoader`.  Raises TypeError: one asks for what is not done here.
-
-    several   whether batches have several relations
-    """
+def data_loader_options(loader: str, options: dict[str, Any], request: Attach) -> dict[str, Any]:
+    """Those of `DataLoader`.  Raises TypeError: one asks for what is not done here."""
     kept = {}
     for name, value in options.items():
         accepted, found = _ACCEPTED.get(name), _value(value)
         if name == "disjoint" and request.temporal is not None:
             continue  # so they are
-        if found == "bidirectional" and several:
-            raise TypeError(
-                f"{loader}: found {name}={found!r}, expected 'directional': of several relations "
-                "none is known to be the reverse of another; give transform="
-                "torch_geometric.transforms.ToUndirected()"
-            )
         if accepted is not None and any(found is v or found == v for v in accepted.values):
             continue
         if accepted is not None:
@@ -406,7 +397,7 @@ def to_data(
     """The same tensors as PyG's `Data`, or `HeteroData`; nothing is copied.
 
     names           what "edge_weight" and "edge_time" are to be called, if not so
-    bidirectional   add the reverse of each edge, of a batch of one relation
+    bidirectional   add the reverse of each edge, to the relation that is its reverse
     """
     several, typed = isinstance(batch, HeteroBatch), by_type(batch)
     data: Any = HeteroData() if several else Data()
@@ -425,8 +416,9 @@ def to_data(
         if typed.batch is not None:
             nodes["batch"] = typed.batch[name]
         (data[name] if several else data).update(nodes)
+    by_relation: dict[EdgeType, dict[str, Any]] = {}
     for relation, edge_index in typed.edge_index.items():
-        edges: dict[str, Any] = {
+        edges = by_relation[relation] = {
             "edge_index": edge_index, "num_sampled_edges": typed.num_sampled_edges[relation]
         }  # fmt: skip
         if typed.e_id is not None:
@@ -435,31 +427,16 @@ def to_data(
         for name, values in (("edge_weight", typed.edge_weight), ("edge_time", typed.edge_time)):
             if values is not None and relation in values:
                 edges[names.get(name, name)] = values[relation]
-        if bidirectional:
-            edges = bidirectional_edges(edges, typed.n_id[relation[0]].numel())
-            del data.num_sampled_nodes
+    if bidirectional:
+        by_relation = with_reverses(by_relation, {t: n.numel() for t, n in typed.n_id.items()})
+        for store in data.node_stores:
+            del store.num_sampled_nodes
+    for relation, edges in by_relation.items():
         (data[relation] if several else data).update(edges)
     data.epoch, data.step = batch.epoch, batch.step
     if isinstance(batch, LinkBatch | HeteroLinkBatch):
         _add_seed_edges(data, batch)
     return data
-
-
-def bidirectional_edges(edges: dict[str, Any], num_nodes: int) -> dict[str, Any]:
-    """The edges of a relation and the reverse of each, with all that comes with them.
-
-    As with PyG each pair of nodes is there once, in the order of targets, then sources, and hops
-    are not told apart.  Of a pair in both directions each has its own values, of equal edges those
-    of the first.
-    """
-    src, dst = edges["edge_index"]
-    keys = torch.cat([dst * num_nodes + src, src * num_nodes + dst])
-    distinct, inverse = torch.unique(keys, return_inverse=True)
-    order = torch.arange(keys.numel(), device=keys.device)
-    first = torch.full_like(distinct, keys.numel()).scatter_reduce(0, inverse, order, "amin")
-    own = first % max(1, src.numel())
-    values = {n: v[own] for n, v in edges.items() if n not in ("edge_index", "num_sampled_edges")}
-    return {"edge_index": torch.stack([distinct % num_nodes, distinct // num_nodes])} | values
 
 
 def _is_kept(data: Any) -> bool:

@@ -125,6 +125,7 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/mfg.py",
         "clients/dgl.py",
         "clients/link.py",
+        "clients/bidirectional.py",
         "clients/pyg.py",
         "clients/pygdata.py",
         "clients/models.py",

@@ -1,5 +1,7 @@
 """What PyG's own loader promises of its parameters, of ours, against the source graph."""
 
+import inspect
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,8 +9,9 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.daemons import daemon  # noqa: E402
+from tests.daemons import ROOT, daemon  # noqa: E402
 from tests.graphs import make_csc  # noqa: E402
+from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402
 from tests.later import Later  # noqa: E402
 from tests.stores import write_store  # noqa: E402
 
@@ -32,6 +35,18 @@ def served(tmp_path_factory):
             src=graph.indices, dst=targets, weights=weights, times=times, endpoint=endpoint,
             graph=graph,
         )  # fmt: skip
+
+
+def test_the_table_has_every_parameter_of_pygs_loaders() -> None:
+    text = (ROOT / "docs/frameworks.md").read_text()
+    table = text[text.index("| parameter of PyG's loaders") :].split("\n\n")[0]
+    rows = " ".join(line.split(" | ")[0] for line in table.splitlines())
+    listed = set(re.findall(r"`(\w+)`", rows)) | {"directed"}  # stands with subgraph_type
+    assert "`directed=False`" in table
+    theirs = Later("torch_geometric.loader")
+    kinds = (theirs.NeighborLoader, theirs.LinkNeighborLoader, theirs.NodeLoader, theirs.LinkLoader)
+    wanted = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
+    assert wanted - {"self", "kwargs", "node_sampler", "link_sampler"} <= listed
 
 
 def loader(served: Any, **options: Any) -> Any:
@@ -90,6 +105,46 @@ def test_bidirectional_is_what_pyg_makes_of_the_same_sample(served):
     enum = samplers.SubgraphType if hasattr(samplers, "SubgraphType") else None
     if enum is not None:
         next(iter(loader(served, subgraph_type=enum.bidirectional)))
+
+
+TYPES = {"author": 60, "paper": 100, "venue": 9}
+WRITES, IN = ("author", "writes", "paper"), ("paper", "in", "venue")
+RELATIONS = [
+    ("paper", "cites", "paper"), WRITES, ("paper", "rev_writes", "author"), IN,
+    ("venue", "has", "paper"), ("author", "at", "venue"),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Cannot convert to bidirectional:UserWarning")  # of PyG
+def test_bidirectional_of_several_relations_is_what_pyg_makes_of_them(tmp_path):
+    """Reverses by name, by being the only relation back, within a type, and none."""
+    graph = random_hetero(np.random.default_rng(1), TYPES, RELATIONS, 9, {"paper": 5}, "paper")
+    write_hetero_store(tmp_path / "store", graph)
+    with daemon(tmp_path / "store", "16M", 2) as endpoint:
+        ours = {"num_neighbors": [4, 3], "input_nodes": ("paper", "train"), "batch_size": 10}
+        plain = list(pyg.NeighborLoader(endpoint, return_e_id=True, **ours))
+        with pytest.warns(UserWarning, match=r"no reverse of \('author', 'at', 'venue'\)"):
+            both = list(
+                pyg.NeighborLoader(
+                    endpoint, return_e_id=True, subgraph_type="bidirectional", **ours
+                )
+            )
+    for one, data in zip(plain, both, strict=True):
+        ends = {r: one[r].edge_index for r in RELATIONS}
+        wanted = samplers.HeteroSamplerOutput(
+            one.n_id_dict, {r: e[0] for r, e in ends.items()}, {r: e[1] for r, e in ends.items()},
+            one.e_id_dict,
+        ).to_bidirectional()  # fmt: skip
+        for relation in RELATIONS:
+            found = data[relation]
+            assert torch.equal(found.edge_index[0], wanted.row[relation]), relation
+            assert torch.equal(found.edge_index[1], wanted.col[relation]), relation
+        assert torch.equal(data[RELATIONS[2]].edge_index, data[WRITES].edge_index.flip(0))
+        assert "e_id" not in data[WRITES]
+        assert torch.equal(data[RELATIONS[-1]].e_id, one[RELATIONS[-1]].e_id)
+        assert "num_sampled_nodes" not in data["paper"]
+        assert data["paper"].batch_size == 10 or data is both[-1]
+        data.validate()
 
 
 def test_with_times_batches_are_disjoint_and_no_edge_is_later(served):

@@ -153,7 +153,5 @@ def test_options_of_the_loader_replaced(gone):
             pyg.NeighborLoader(gone, [4], **options)
     with pytest.raises(TypeError, match=r"'induced', expected 'directional' or 'bidirectional'"):
         pyg.LinkNeighborLoader(gone, [4], subgraph_type="induced")
-    with pytest.raises(TypeError, match=r"several relations .*; give transform=.*ToUndirected"):
-        pyg.NeighborLoader(gone, [4], ("a", "train"), subgraph_type="bidirectional")
     with pytest.raises(TypeError, match=r"drop_last=True: found plan 'macrobatch'.*; leave drop"):
         pyg.NeighborLoader(gone, [4], drop_last=True, plan="macrobatch")
