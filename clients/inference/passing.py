@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from blockstore.format import RowArray
@@ -11,6 +13,7 @@ from blockstore.writer import RowsWriter
 from clients.inference.model import Relation
 from clients.inference.plan import LayerPlan, Slice
 from clients.inference.rows import STEP_ROWS, RowCursor, RowFolder, row_array
+from clients.inference.senders import Places
 from clients.models import OrderedLayer
 
 Keep = Callable[[Tensor, int], None]  # takes rows of the layer before, and the number of the first
@@ -36,8 +39,10 @@ class Passing:
         dtype: torch.dtype,
         block_bytes: int,
         kept: Relation | None,
+        senders: Mapping[Relation, Places],
     ) -> None:
         """`kept`: the relation whose first slice stays in memory until it is joined."""
+        self._senders = senders  # relations of which only these sources give anything
         self.folder, self._plan, self._block_bytes, self._kept = folder, plan, block_bytes, kept
         self._dtype, self._torch_dtype = torch.empty(0, dtype=dtype).numpy().dtype, dtype
         self._resident: dict[Relation, Tensor] = {}  # all slices, or the first
@@ -53,10 +58,10 @@ class Passing:
         width = slices[0].stop if in_memory else 0  # parts of the first slice
         spilled = slices[1:] if in_memory else slices
         name = f"sources{len(self._sources)}"
-        arrays = self._sources[relation] = self._arrays(
-            name, num_nodes, layer.source_width, spilled
-        )
-        shape = (num_nodes, width, layer.source_width)
+        places = self._senders.get(relation)
+        rows = num_nodes if places is None else int(places[-1])
+        arrays = self._sources[relation] = self._arrays(name, rows, layer.source_width, spilled)
+        shape = (rows, width, layer.source_width)
         whole = torch.empty(shape, dtype=self._torch_dtype)
         if in_memory:
             self._resident[relation] = whole
@@ -64,7 +69,10 @@ class Passing:
 
         def keep(h: Tensor, first: int) -> None:
             given = layer.sources(h)
-            whole[first : first + h.size(0)] = given[:, :width]
+            if places is not None:
+                step = places[first : first + h.size(0) + 1]
+                given, first = given[torch.from_numpy(np.flatnonzero(np.diff(step)))], int(step[0])
+            whole[first : first + given.size(0)] = given[:, :width]
             write(given)
 
         return [keep]
@@ -99,6 +107,11 @@ class Passing:
                 piece = rows[first : first + STEP_ROWS]
                 piece[:] = cursor.take(piece.shape[0])
         return out.view(array.num_rows, -1, layer.source_width)
+
+    def places(self, relation: Relation, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of these nodes among those that `sources` gives."""
+        places = self._senders.get(relation)
+        return ids if places is None else places[ids].astype(np.int64)
 
     def targets(self, relation: Relation, some: Slice) -> RowCursor:
         """What passes through a file, in order; rows of no columns if nothing does."""

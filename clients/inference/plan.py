@@ -1,6 +1,7 @@
 """How much of a layer is in memory at a time; no file is read."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -8,8 +9,9 @@ import torch
 from blockstore.errors import BudgetTooSmall
 from blockstore.format import Manifest
 from blockstore.units import format_mem
-from clients.inference.model import ModelSteps, Step
+from clients.inference.model import ModelSteps, Relation, Step
 from clients.inference.rows import SCAN_BYTES, STEP_ROWS
+from clients.inference.senders import PLACE_BYTES
 
 BUFFER_BYTES = 1 << 20  # of each of two buffers of an array that is written
 _TORCH_BYTES = 224 << 20  # the interpreter, torch and other libraries
@@ -37,17 +39,35 @@ class InferencePlan(NamedTuple):
     layers: tuple[LayerPlan, ...]
     share: int  # bytes for what sources give, and later for the order of the result
 
+    @property
+    def num_slices(self) -> int:
+        """Of all layers: so often the graph is read."""
+        return sum(len(layer.slices) for layer in self.layers)
+
 
 def item_bytes(dtype: torch.dtype) -> int:
     return torch.empty(0, dtype=dtype).element_size()
 
 
-def plan_inference(steps: ModelSteps, manifest: Manifest, mem_bytes: int) -> InferencePlan:
-    """Share out --mem.  Raises BudgetTooSmall with the minimum that would do."""
+def plan_inference(
+    steps: ModelSteps,
+    manifest: Manifest,
+    mem_bytes: int,
+    senders: Mapping[Relation, int] = MappingProxyType({}),
+) -> InferencePlan:
+    """Share out --mem.  Raises BudgetTooSmall with the minimum that would do.
+
+    senders   of a relation: how many of its sources have edges, where that is known
+    """
     nodes = {t.name: t.num_nodes for t in manifest.types}
+    rows = {
+        (r.src, r.name, r.dst): senders.get((r.src, r.name, r.dst), nodes[r.src])
+        for r in manifest.relations
+    }
     fixed = _fixed_bytes(steps, manifest)
+    fixed += sum(PLACE_BYTES * (nodes[relation[0]] + 1) for relation in senders)
     ids = 16 * steps.output_type.num_nodes  # where rows of the result go
-    least = max(max(_one_part(step, nodes, steps) for step in steps.steps), ids + _MIN_SHARE)
+    least = max(max(_one_part(step, rows, steps) for step in steps.steps), ids + _MIN_SHARE)
     if mem_bytes < fixed + least:
         raise BudgetTooSmall(
             f"--mem {format_mem(mem_bytes)}: expected at least --mem {format_mem(fixed + least)} "
@@ -56,21 +76,22 @@ def plan_inference(steps: ModelSteps, manifest: Manifest, mem_bytes: int) -> Inf
         )
     share = mem_bytes - fixed
     block_bytes = manifest.block_bytes
-    layers = tuple(_plan_layer(s, nodes, steps, share, block_bytes) for s in steps.steps)
+    layers = tuple(_plan_layer(s, rows, steps, share, block_bytes) for s in steps.steps)
     return InferencePlan(layers, share)
 
 
 def _plan_layer(
-    step: Step, nodes: Mapping[str, int], steps: ModelSteps, share: int, block_bytes: int
+    step: Step, rows: Mapping[Relation, int], steps: ModelSteps, share: int, block_bytes: int
 ) -> LayerPlan:
+    """`rows`: of what the sources of a relation give."""
     parts, item = next(iter(step.layers.values())).parts, item_bytes(steps.dtype)
     whole = sum(
-        nodes[src] * layer.parts * layer.source_width * item
-        for (src, _, _), layer in step.layers.items()
+        rows[relation] * layer.parts * layer.source_width * item
+        for relation, layer in step.layers.items()
     )
     if whole <= share:
         return LayerPlan(True, (Slice(0, parts),))
-    part = max(1, _one_part(step, nodes, steps))
+    part = max(1, _one_part(step, rows, steps))
     most = share // part  # parts of a slice
     fewest = -(-parts // most)
     # one slice more is worth it: to keep the first saves its way to the disk and back
@@ -92,9 +113,9 @@ def _writer_bytes(block_bytes: int) -> int:
     return 2 * max(BUFFER_BYTES, block_bytes)
 
 
-def _one_part(step: Step, nodes: Mapping[str, int], steps: ModelSteps) -> int:
+def _one_part(step: Step, rows: Mapping[Relation, int], steps: ModelSteps) -> int:
     """Bytes of what all sources of a relation give to one part."""
-    widths = [nodes[src] * layer.source_width for (src, _, _), layer in step.layers.items()]
+    widths = [rows[relation] * layer.source_width for relation, layer in step.layers.items()]
     return max(widths) * item_bytes(steps.dtype)
 
 

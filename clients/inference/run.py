@@ -8,7 +8,7 @@ layer.  What does not fit memory is computed some columns at a time.
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from blockstore.errors import BudgetTooSmall
 from blockstore.format import RowArray
 from blockstore.store import Store
 from blockstore.units import format_bytes
@@ -29,6 +30,7 @@ from clients.inference.passing import Passing, shared_width, target_width
 from clients.inference.plan import BUFFER_BYTES, InferencePlan, LayerPlan, Slice, plan_inference
 from clients.inference.results import Result, ResultRun, find_result
 from clients.inference.rows import STEP_ROWS, RowCursor, RowFolder, row_array, whole_columns
+from clients.inference.senders import Places, find_senders
 from clients.inference.source import find_store
 from clients.models import OrderedLayer
 from preprocess.pipeline.progress import Progress
@@ -89,14 +91,24 @@ def layerwise(
     opened.check_whole("inference")
     steps = steps_of(model, opened.manifest, node_type)
     result = find_result(str(out), opened, steps, split)
+    shown = Progress() if progress is None else progress
     plan = plan_inference(steps, opened.manifest, mem_bytes)
-    made = _Inference(opened, steps, plan, result)
+    senders, ahead = _find_senders(opened, steps, plan, shown)
+    counts = {relation: int(places[-1]) for relation, places in senders.items()}
+    try:
+        smaller = plan_inference(steps, opened.manifest, mem_bytes, counts)
+    except BudgetTooSmall:  # the places themselves have no room
+        smaller = None
+    if smaller is not None and smaller.num_slices <= plan.num_slices:
+        plan = smaller
+    else:
+        senders = {}
+    made = _Inference(opened, steps, plan, result, senders)
     stages = made.stages()
     facts = {
         "inference": _PIPELINE, "store": opened.manifest.fingerprint, "model": _digest(model),
-        "slices": [len(p.slices) for p in plan.layers],
+        "slices": [[some.stop for some in p.slices] for p in plan.layers],
     }  # fmt: skip
-    shown = Progress() if progress is None else progress
     with (
         resumable(result.target, sign(facts, b""), shown, RunPlan.of(stages)) as work,
         StoreWriter(
@@ -106,7 +118,33 @@ def layerwise(
     ):  # fmt: skip
         run = InferenceRun(work, shown, opened, writer, plan.share)
         run.execute(stages)
-        return InferenceResult(str(out), result.num_rows, steps.num_out, plan, run.results)
+        found = (*ahead, *run.results)
+        return InferenceResult(str(out), result.num_rows, steps.num_out, plan, found)
+
+
+def _find_senders(
+    store: Store, steps: ModelSteps, plan: InferencePlan, progress: Progress
+) -> tuple[dict[Relation, Places], list[StageResult]]:
+    """Of relations of layers that do not fit memory, and what it took to find them.
+
+    A target that gets its own part from what it gives as a source must be among these: such
+    relations are left out.
+    """
+    tight = (s for s, p in zip(steps.steps, plan.layers, strict=True) if not p.resident)
+    wanted = {r for step in tight for r, own in step.layers.items() if not shared_width(r, own)}
+    types = {t.name: t for t in store.manifest.types}
+    senders: dict[Relation, Places] = {}
+    if not wanted:
+        return senders, []
+    with progress.recorded("sources with edges") as took:
+        for stored in store.manifest.relations:
+            relation = (stored.src, stored.name, stored.dst)
+            if relation in wanted:
+                places = find_senders(store, stored, types[stored.src], progress)
+                if places is not None:
+                    senders[relation] = places
+    moved = took.read_bytes, took.written_bytes, took.elapsed_s
+    return senders, [StageResult("sources with edges", *moved, False, took.peak_bytes)]
 
 
 class InferenceRun(ResultRun):
@@ -131,9 +169,14 @@ class _Inference:
     """The stages: a layer each, then the result."""
 
     def __init__(
-        self, store: Store, steps: ModelSteps, plan: InferencePlan, result: Result
+        self,
+        store: Store,
+        steps: ModelSteps,
+        plan: InferencePlan,
+        result: Result,
+        senders: Mapping[Relation, Places],
     ) -> None:
-        self._steps, self._plan, self._result = steps, plan, result
+        self._steps, self._plan, self._result, self._senders = steps, plan, result, senders
         self._types = {t.name: t for t in store.manifest.types}
         self._relations = {(r.src, r.name, r.dst): r for r in store.manifest.relations}
         self._block_bytes = store.manifest.block_bytes
@@ -190,6 +233,8 @@ class _Inference:
         passing, item = 0, self._dtype.itemsize
         for relation, layer in layers.items():
             src, dst = (self._types[relation[i]].num_nodes for i in (0, 2))
+            if relation in self._senders:
+                src = int(self._senders[relation][-1])
             passing += dst * layer.parts * target_width(relation, layer) * item
             if not plan.resident:
                 kept = plan.first_kept and relation == self._first_joined(number)
@@ -225,7 +270,7 @@ class _Inference:
         ):  # fmt: skip
             passing = Passing(
                 RowFolder(writer, folder), plan, self._steps.dtype, self._block_bytes,
-                self._first_joined(number) if plan.first_kept else None,
+                self._first_joined(number) if plan.first_kept else None, self._senders,
             )  # fmt: skip
             for name in self._types:
                 if any(name in (src, dst) for src, _, dst in step.layers):
@@ -325,7 +370,7 @@ class _Inference:
         ):
             for degrees, ids in whole_columns(run.store, stored, source.first, source.num_nodes):
                 dst = np.repeat(np.arange(degrees.size), degrees)
-                edge_index = torch.from_numpy(np.stack([ids, dst]))
+                edge_index = torch.from_numpy(np.stack([passing.places(relation, ids), dst]))
                 own = torch.from_numpy(targets.take(degrees.size))
                 own = own.view(degrees.size, parts, width)
                 if shared:
