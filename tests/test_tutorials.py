@@ -1,5 +1,6 @@
 """The tutorials run as they stand in docs/tutorials: commands, then Python, block after block."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.daemons import until
 
 pytest.importorskip("torch_geometric")
 
@@ -53,5 +56,41 @@ def test_a_tutorial_runs(
 
 
 def test_the_overview_has_every_tutorial() -> None:
-    links = re.findall(r"\]\((\w+)\.md\)", (FOLDER / "README.md").read_text())
-    assert sorted(links) == PAGES
+    text = (FOLDER / "README.md").read_text()
+    assert sorted(re.findall(r"\]\((\w+)\.md\)", text)) == PAGES
+    notebooks = sorted(page.name for page in FOLDER.glob("*.ipynb"))
+    assert re.findall(r"\]\(([\w-]+\.ipynb)\)", text) == notebooks
+
+
+@pytest.mark.filterwarnings("ignore")  # of Jupyter's packages
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a kernel, all of its cells; what it says is what readers see in it, but for decimals."""
+    client = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.read(FOLDER / "first-hour.ipynb", 4)
+    shown = [said_in(cell) for cell in notebook.cells]
+    for name, value in {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(FOLDER.parent.parent),
+        "XDG_RUNTIME_DIR": str(tmp_path),  # where its daemon is
+        "IPYTHONDIR": str(tmp_path / "ipython"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    client.NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources=resources
+    ).execute()
+    said = [said_in(cell) for cell in notebook.cells]
+    assert [DECIMALS.sub("?", text) for text in said] == [DECIMALS.sub("?", text) for text in shown]
+    assert float(re.findall(r"test: (\d\.\d+)", "".join(said))[0]) > 0.8  # of 5 classes
+    until(lambda: not list(tmp_path.glob("loaderd/*/*.door")), "its daemon has ended")
+
+
+DECIMALS = re.compile(r"\d+\.\d+|[0-9a-f]{32}|hit: \d+|missed: \d+|[\d,]+(?= bytes)|read: [\d,]+")
+
+
+def said_in(cell: Any) -> str:
+    """The outputs of a cell of a notebook."""
+    found = [o for o in cell.get("outputs", ()) if o.get("name") != "stderr"]
+    return "".join(o.get("text") or o["data"]["text/plain"] for o in found)

@@ -4,6 +4,7 @@ Pages lie in several folders of the tree (README.md, docs, FORMAT.md, PROTOCOL.m
 to one, at the same places, so that a link works on the site as it does in the tree.
 """
 
+import json
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "build/site/source"
 PAGES = (
     "README.md", "CONTRIBUTING.md", "CHANGES.md", "blockstore/FORMAT.md", "loaderd/api/PROTOCOL.md",
-    "docs", "examples", "tools/mutants/faults.toml",
+    "docs", "examples", "tools/mutants/faults.toml", "tests/scripts/reddit.py",
 )  # fmt: skip
 PARAMETER = re.compile(r"^(\w+(?:, \w+)*) {2,}(\S.*)$")
 
@@ -51,6 +52,23 @@ def copy_pages() -> None:
             shutil.copytree(ROOT / name, place)
         else:
             shutil.copy(ROOT / name, place)
+    for notebook in SOURCE.rglob("*.ipynb"):
+        notebook.with_suffix(".md").write_text(notebook_as_page(notebook.read_text()))
+
+
+def notebook_as_page(text: str) -> str:
+    """A notebook as Markdown: each cell of code, then what it had said."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        said = (o.get("text") or o["data"]["text/plain"] for o in cell["outputs"])
+        if lines := "".join("".join(piece) for piece in said).strip():
+            parts.append(f"```\n{lines}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> int:
