@@ -32,7 +32,7 @@ def stored_data(data: object, options: Mapping[str, Any]) -> "StoreData":
             f"data: {type(data).__name__}, expected a daemon's endpoint, ipc:///..., or the path "
             "of a store"
         )
-    return StoreData(data, options.get("store", ""))
+    return StoreData(data, options.get("store", ""), options.get("reconnect_s") or 0.0)
 
 
 class StoreDataset:
@@ -65,9 +65,12 @@ class StoreData:
     stay in the store.  `NeighborLoader` takes it in place of an endpoint.
     """
 
-    def __init__(self, endpoint: str | os.PathLike[str], store: str = "") -> None:
+    def __init__(
+        self, endpoint: str | os.PathLike[str], store: str = "", wait_s: float = 0.0
+    ) -> None:
+        """`wait_s`: for a daemon, if none is there yet."""
         self.endpoint, self.store = os.fspath(endpoint), store
-        self._daemon = find_endpoint(endpoint)  # one that a path has started stays
+        self._daemon = find_endpoint(endpoint, wait_s)  # one that a path has started stays
         self._devices: dict[str, Any] = {}
 
     def to(self, device: Any, *names: str) -> "StoreData":

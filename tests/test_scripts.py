@@ -1,5 +1,6 @@
 """Scripts of PyG's kind, moved over by a few changed lines."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from clients.torch import NeighborDataset  # noqa: E402
+from loaderd.api.errors import NoDaemon  # noqa: E402
 from preprocess.ingest.ingest import ingest  # noqa: E402
 from preprocess.ingest.options import IngestOptions  # noqa: E402
 from preprocess.sources.plain import PlainSource  # noqa: E402
@@ -102,3 +104,11 @@ def test_what_the_data_has_not_is_told_in_a_line(served):
     assert torch.equal(data.x, kept)
     whole = next(iter(NeighborDataset(served, "all", [1], 4000, shuffle=False)))
     assert torch.equal(whole.y, data.to("cpu").y)
+
+
+def test_a_loader_waits_for_its_first_daemon(tmp_path):
+    """As datasets do: trainers and daemon may be started in any order."""
+    gone, begun = f"ipc://{tmp_path}/none.sock", time.monotonic()
+    with pytest.raises(NoDaemon, match="start one with: loaderd serve"):
+        pyg.NeighborLoader(gone, [3], reconnect_s=0.4)
+    assert time.monotonic() - begun > 0.3
