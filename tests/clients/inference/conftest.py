@@ -27,3 +27,19 @@ def graph(small_graph, tmp_path_factory):
 def tight(monkeypatch):
     """The minimum of --mem leaves room for one part of a layer alone."""
     monkeypatch.setattr(plan, "_MIN_SHARE", 0)
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory):
+    """A graph of which two nodes in five have edges out, in an order of its own."""
+    folder = tmp_path_factory.mktemp("sparse")
+    rng = np.random.default_rng(3)
+    edges = np.stack([rng.integers(0, 4000 // 5, 40_000) * 5, rng.integers(0, 4000, 40_000)])
+    edges[0, ::2] += 2
+    x = rng.standard_normal((4000, 24), np.float32)
+    (folder / "source").mkdir()
+    np.save(folder / "source/edge_index.npy", edges)
+    np.save(folder / "source/node_feat.npy", x)
+    options = IngestOptions(block_bytes=16 << 10)
+    ingest(PlainSource(folder / "source"), folder / "store", options, QUIET)
+    return SimpleNamespace(store=folder / "store", edges=edges, x=x)

@@ -1,7 +1,5 @@
 """What only nodes with edges give takes memory: the same bytes, of less that is read."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -12,10 +10,7 @@ from blockstore.store import open_store  # noqa: E402
 from clients.inference import plan  # noqa: E402
 from clients.inference.senders import find_senders  # noqa: E402
 from clients.models import LAYERS, RelationalModel  # noqa: E402
-from preprocess.ingest.ingest import ingest  # noqa: E402
-from preprocess.ingest.options import IngestOptions  # noqa: E402
 from preprocess.pipeline.work import WorkFolder  # noqa: E402
-from preprocess.sources.plain import PlainSource  # noqa: E402
 from tests.clients.inference.test_inference import (  # noqa: E402
     RELATIONS,
     by_target,
@@ -30,22 +25,6 @@ from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402
 from tests.preprocess.quiet import QUIET  # noqa: E402
 
 NODES = 4000
-
-
-@pytest.fixture(scope="module")
-def sparse(tmp_path_factory):
-    """A graph of which two nodes in five have edges out, in an order of its own."""
-    folder = tmp_path_factory.mktemp("sparse")
-    rng = np.random.default_rng(3)
-    edges = np.stack([rng.integers(0, NODES // 5, 40_000) * 5, rng.integers(0, NODES, 40_000)])
-    edges[0, ::2] += 2
-    x = rng.standard_normal((NODES, 24), np.float32)
-    (folder / "source").mkdir()
-    np.save(folder / "source/edge_index.npy", edges)
-    np.save(folder / "source/node_feat.npy", x)
-    options = IngestOptions(block_bytes=16 << 10)
-    ingest(PlainSource(folder / "source"), folder / "store", options, QUIET)
-    return SimpleNamespace(store=folder / "store", edges=edges, x=x)
 
 
 def test_places_are_those_of_nodes_with_edges(sparse, graph):
