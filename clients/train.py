@@ -453,6 +453,13 @@ class Trainer:
         try:
             # historical embeddings may be larger than what is free: only rank 0 reads them
             state = torch.load(path, weights_only=True, mmap=self.history is not None)
+            if self.history is not None:
+                if "history" not in state:
+                    raise ValueError(
+                        f"checkpoint {path}: found no historical embeddings, expected those of "
+                        "draws 'partitions'; go on with the draws it was saved with"
+                    )
+                self.history.tables.load_state_dict(state["history"], self._ranks)
             self.model.load_state_dict(state["model"])
         except (UnpicklingError, EOFError, KeyError, TypeError, RuntimeError) as error:
             found = "another model" if "state_dict" in str(error) else "no checkpoint"
@@ -460,13 +467,6 @@ class Trainer:
                 f"checkpoint {path}: found {found}, expected one of this command with the same "
                 "--model, --hidden and store; give these, or another --checkpoint"
             ) from error
-        if self.history is not None:
-            if "history" not in state:
-                raise ValueError(
-                    f"checkpoint {path}: found no historical embeddings, expected those of draws "
-                    "'partitions'; go on with the draws it was saved with"
-                )
-            self.history.tables.load_state_dict(state["history"], self._ranks)
         self._optimizer.load_state_dict(state["optimizer"])
         self._data.load_state_dict(state["data"])
         self._steps, self._first_epoch = state["steps"], state["data"]["epoch"]

@@ -11,9 +11,11 @@ import ctypes
 import inspect
 import json
 import os
+import runpy
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -87,3 +89,14 @@ def _zygote(pid: int) -> socket.socket:
         )
     process.returncode = 0  # it ends when nobody can ask any more: there is no moment to wait
     return ours
+
+
+def run_main(*words: str) -> int:
+    """Run the module of a command in this process: what it imports is here.  Its exit code."""
+    with patch.object(sys, "argv", list(words)), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of modules that are imported already
+        try:
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        except SystemExit as ended:
+            return int(ended.code or 0)
+    return 0

@@ -6,10 +6,7 @@ Tutorials are run whole by tests/test_tutorials.py.
 import contextlib
 import io
 import re
-import runpy
 import shlex
-import sys
-import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -27,6 +24,7 @@ from preprocess.__main__ import app as blockstore
 from tests.clients.test_adapters import CITES, WRITES
 from tests.daemons import daemon, spawn, stop
 from tests.heterostores import random_hetero, write_hetero_store
+from tests.processes import run_main
 from tests.test_tutorials import BLOCK, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,12 +76,8 @@ def options_of(program: str, command: str) -> set[str]:
     said, words = io.StringIO(), [program, "--help"]
     if program in CASES:
         words.insert(1, command if re.fullmatch(r"[a-z-]+", command) else CASES[program])
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of modules that are imported already
-        patch.setattr(sys, "argv", words)
-        streams = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)
-        with streams[0], streams[1], contextlib.suppress(SystemExit):
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        run_main(*words)
     return set(re.findall(r"--[a-z][\w-]*", said.getvalue()))
 
 
@@ -181,8 +175,7 @@ def test_a_command_of_a_plan_runs(page: str, scene: Any, monkeypatch: Any, capsy
         assert words[:2] == ["python", "-m"]
         with daemon(scene.folder / "STORE", "64M", 2) as endpoint:
             words = [endpoint if word == "ENDPOINT" else word for word in words[2:]]
-            monkeypatch.setattr(sys, "argv", [*words, "--epochs", "2"])
-            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+            assert run_main(*words, "--epochs", "2") == 0
         assert "accuracy" in capsys.readouterr().out
 
 

@@ -3,11 +3,9 @@
 import contextlib
 import io
 import re
-import runpy
 import shutil
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +26,7 @@ from preprocess.sources.plain import PlainSource  # noqa: E402
 from tests.daemons import ROOT, daemon  # noqa: E402
 from tests.later import Later  # noqa: E402
 from tests.preprocess.quiet import QUIET  # noqa: E402
+from tests.processes import run_main  # noqa: E402
 
 pyg, records = Later("clients.pyg"), Later("torch_geometric.data")
 Scene = SimpleNamespace
@@ -139,12 +138,9 @@ def process(words: list[str]) -> tuple[int, str]:
 def in_process(words: list[str]) -> tuple[int, str]:
     """The same without torch being imported again."""
     said = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of modules that are imported already
-        patch.setattr(sys, "argv", words)
-        with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as ended:
-            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
-    return int(ended.value.code or 0), said.getvalue()
+    with contextlib.redirect_stderr(said):
+        code = run_main(*words)
+    return code, said.getvalue()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
