@@ -3,6 +3,7 @@
 import shutil
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ from clients.torch import NeighborDataset
 from loaderd.api.errors import BatchFailed, Refused
 from loaderd.api.peers import PeerAddresses, part_with_peers, read_peers
 from loaderd.api.tcp import parse_tcp
+from preprocess.partition.owners import OwnerOptions, make_owners
+from preprocess.partition.partition import PartitionOptions
+from preprocess.partition.repartition import repartition
+from preprocess.pipeline.progress import Progress
 from tests.golden_cases import Case, epoch_digest
 from tests.loaderd.parts import (
     AMPLE,
@@ -64,7 +69,32 @@ def test_every_daemon_gives_the_batches_of_the_whole_store(
 ):
     copy = shutil.copytree(whole, tmp_path / "store")
     parts = make_parts(copy, tmp_path / "m", owners_of(open_store(copy), kind, servers), servers)
-    with serving_parts(parts, tmp_path, mem) as (endpoints, services, _, _):
+    check_digests(parts, tmp_path, mem, digests)
+
+
+@pytest.mark.parametrize(("maker", "servers"), [("gap", 2), ("metis", 4), ("gap", 8)])
+def test_parts_by_the_maps_that_commands_make(
+    whole: Path, tmp_path: Path, maker: str, servers: int
+):
+    if maker == "metis":
+        pytest.importorskip("pymetis")
+    store = tmp_path / "store"
+    repartition(open_store(whole), store, PartitionOptions(num_partitions=24), Progress())
+    options = OwnerOptions(name="servers", owners=servers)
+    chosen = {"from_partitions": True} if maker == "gap" else {"method": "metis"}
+    owner = make_owners(open_store(store), None, replace(options, **chosen), Progress()).owner
+    parts = make_parts(store, tmp_path / "m", owner, servers)
+    (tmp_path / "d").mkdir()
+    with serving(store, tmp_path / "d", AMPLE) as (endpoint, _):
+        digests = {plan: epoch_digest(endpoint, dataset(plan)) for plan in PLANS}
+    for mem in (LEAST, AMPLE):
+        check_digests(parts, tmp_path, mem, digests)
+
+
+def check_digests(parts: list[Path], folder: Path, mem: int, digests: dict[str, str]) -> None:
+    """Daemons that fetch from each other at the same time all give those."""
+    servers = len(parts)
+    with serving_parts(parts, folder, mem) as (endpoints, services, _, _):
         found: dict[tuple[int, str], str] = {}
 
         def epochs(server: int) -> None:
@@ -72,7 +102,7 @@ def test_every_daemon_gives_the_batches_of_the_whole_store(
                 found[server, plan] = epoch_digest(endpoints[server], dataset(plan))
 
         threads = [threading.Thread(target=epochs, args=(i,)) for i in range(servers)]
-        for thread in threads:  # they fetch from each other at the same time
+        for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
