@@ -11,9 +11,7 @@ from blockstore.kernels.packed import ask_for_picks, id_at
 from blockstore.kernels.random import draw_hash, mix, node_key
 from blockstore.kernels.records import EdgeRecord, RecordPlaces, ask_for_records, put_record
 
-UNIFORM, BY_WEIGHT, UNTIL, LATEST, BY_SOURCE = range(
-    5
-)  # kinds of a rule; all but the first rank edges
+UNIFORM, BY_WEIGHT, UNTIL, LATEST, BY_SOURCE = range(5)  # kinds of a rule: all but one rank edges
 _LINEAR = 64  # fanout up to which a pick is looked for among the others one by one
 
 

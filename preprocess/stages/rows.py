@@ -92,10 +92,8 @@ def checked_features(
     done = 0 if span is None else span.start
     for piece in source.rows(rows, source_chunk(rows, share), span):
         if piece.dtype.kind == "f" or dtype == "float16":
-            minimum, most = (
-                piece.min(initial=0),
-                piece.max(initial=0),
-            )  # NaN wins: nothing allocated
+            # NaN wins: nothing allocated
+            minimum, most = piece.min(initial=0), piece.max(initial=0)
             if not allow_nan and (np.isnan(minimum) or np.isnan(most)):
                 bad = np.argwhere(np.isnan(piece))[0][0]
                 raise BadInput.at(

@@ -48,12 +48,18 @@ class TrainingRun(NamedTuple):
     task: Any  # tasks.TrainingTask
 
 
-def nodes(run: TrainingRun) -> Iterable[Any]:
+def nodes(
+    run: TrainingRun, data: Callable[..., Any] = NeighborDataset, **own: Any
+) -> Iterable[Any]:
     options = run.options
-    return NeighborDataset(
+    found: Iterable[Any] = data(
         run.endpoint, "train", options.num_neighbors, options.batch_size, seed=run.seed,
-        **run.way.options,
+        **own, **run.way.options,
     )  # fmt: skip
+    return found
+
+
+large = partial(nodes, data=LargeDataset)  # steps of large batches
 
 
 def _pyg_options(run: TrainingRun) -> dict[str, Any]:
@@ -111,27 +117,14 @@ def hops(run: TrainingRun) -> Iterable[Any]:
     )  # fmt: skip
 
 
-def large(run: TrainingRun) -> Iterable[Any]:
-    """Steps of large batches."""
-    options = run.options
-    return LargeDataset(
-        run.endpoint, "train", options.num_neighbors, options.batch_size, seed=run.seed,
-        **run.way.options,
-    )  # fmt: skip
-
-
 class OfAllRanks:
     """Steps of one trainer that stands for all ranks: the batches of each, of one global batch."""
 
     def __init__(self, run: TrainingRun, data: Callable[..., Iterable[Any]]) -> None:
-        options, ranks = run.options, tasks.HOME_RANKS
+        ranks = tasks.HOME_RANKS
         self._ranks: list[Any] = [
-            data(
-                run.endpoint, "train", options.num_neighbors, options.batch_size, seed=run.seed,
-                frontier="layer", rank=rank, world_size=ranks, **run.way.options,
-            )
-            for rank in range(ranks)
-        ]  # fmt: skip
+            nodes(run, data, frontier="layer", rank=rank, world_size=ranks) for rank in range(ranks)
+        ]
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         return zip(*self._ranks, strict=True)
@@ -182,9 +175,8 @@ class Case(NamedTuple):
     task: Callable[..., tasks.TrainingTask]
     ways: Callable[[CompareOptions], list[Way]]
     defaults: Mapping[str, Any] = MappingProxyType({})
-    source: Callable[[CompareOptions, Path], Path] = (
-        tasks.noisy_source
-    )  # the folder that is ingested
+    # the folder that is ingested
+    source: Callable[[CompareOptions, Path], Path] = tasks.noisy_source
     best: bool = False  # the epoch that is best on valid counts, not the mean of the last fifth
 
 

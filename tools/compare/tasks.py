@@ -196,12 +196,7 @@ class HomeTask(NodeTask):
     def __init__(self, options: CompareOptions, served: ServedStore) -> None:
         super().__init__(options, served)
         if HOME_OWNERS not in list_owners(open_store(served.store)):
-            words = [
-                "--name",
-                HOME_OWNERS,
-                "--owners",
-                str(HOME_RANKS),
-            ]
+            words = ["--name", HOME_OWNERS, "--owners", str(HOME_RANKS)]
             command("preprocess", "owners", str(served.store), *words)
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
