@@ -1,4 +1,4 @@
-"""The daemon's HTTP port: metrics, a page of live charts, and the JSON that the page draws."""
+"""The daemon's HTTP port: metrics, a page of live charts with its JSON, liveness, readiness."""
 
 import contextlib
 import logging
@@ -25,6 +25,7 @@ LOOKS = 300
 POLL_S = 0.1  # between two looks whether to end
 MOST_REQUESTS = 16  # at a time; another one ends the oldest
 REQUEST_S = 10.0  # for a client to ask, and to take the answer
+_EXPECTED = b"expected /, /metrics, /status.json, /healthz or /readyz\n"
 _PAGE = Path(__file__).parent / "page.html"
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -75,9 +76,16 @@ class MonitoringServer(Closing):
                     return 200, CONTENT_TYPE, metrics_text(self._status())
                 case "/status.json":
                     return 200, "application/json", self._json(parts.query)
+                case "/healthz":  # the daemon's loop has answered: a restart would mend nothing
+                    self._status()
+                    return 200, "text/plain", b"ok\n"
+                case "/readyz":
+                    if self._status().draining:
+                        return 503, "text/plain", b"draining: no session may attach\n"
+                    return 200, "text/plain", b"ready\n"
         except (TimeoutError, RuntimeError):
             return 503, "text/plain", b"the daemon does not answer\n"
-        return 404, "text/plain", b"expected /, /metrics or /status.json\n"
+        return 404, "text/plain", _EXPECTED
 
     def _json(self, query: str) -> bytes:
         """The status, and the rates that are newer than `after`."""

@@ -75,7 +75,16 @@ def test_a_daemon_that_does_not_answer():
         raise TimeoutError
 
     with MonitoringServer("127.0.0.1", 0, silent) as server:
-        assert code(server, "metrics") == 503
+        for path in ("metrics", "healthz", "readyz"):
+            assert code(server, path) == 503
+
+
+def test_a_daemon_that_drains_is_alive_and_not_ready(server):
+    assert get(server, "healthz")[1] == "ok\n"
+    assert get(server, "readyz")[1] == "ready\n"
+    with MonitoringServer("127.0.0.1", 0, lambda: status(draining=True)) as draining:
+        assert get(draining, "healthz")[1] == "ok\n"
+        assert code(draining, "readyz") == 503
 
 
 def connections(server, number):
