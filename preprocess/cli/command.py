@@ -63,9 +63,7 @@ def run_dry(
     progress = Progress(rendering=Events(sys.stderr) if json else None)
     (graph, *_), options = _open(source, options, of_source, progress)
     found = dry_run(graph, store, options, isinstance(graph, Preparable), spread)
-    write_line(
-        sys.stdout, msgspec.json.encode(found).decode() if json else dry_run_text(found, options)
-    )
+    write_line(sys.stdout, msgspec.json.encode(found).decode() if json else dry_run_text(found))
 
 
 def error_event(message: str) -> None:

@@ -1,29 +1,22 @@
 """What an ingest would take, for a person and for a script: nothing of it is done."""
 
-import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blockstore.format import ITEM_BYTES, PAGE_BYTES, RowArray, graph_geometry, row_geometry
 from blockstore.units import format_bytes
 from preprocess.hops.estimate import HopsEstimate, without_splits
-from preprocess.ingest.contents import Contents, check_left_out, graph_bytes, list_contents
+from preprocess.ingest.contents import check_left_out, list_contents
 from preprocess.ingest.ingest import IngestStages
-from preprocess.ingest.options import FeatureDtype, IngestOptions
-from preprocess.ingest.plan import store_bytes
+from preprocess.ingest.options import IngestOptions
 from preprocess.pipeline.disk import DiskRates, existing_folder, measure_disk
 from preprocess.pipeline.renderings import format_count, format_seconds
-from preprocess.pipeline.result import IngestPlan
+from preprocess.pipeline.result import IngestPlan, StagePlan
 from preprocess.pipeline.stage import Stage
 from preprocess.sources.reverse import with_reverses
 from preprocess.sources.source import Source
-
-_DTYPES: tuple[FeatureDtype, ...] = ("float32", "float16", "bfloat16", "int8")
-_SESSION_SLOTS = 12  # the minimum that a session takes of a daemon's arena
-
 
 START_S = 1.0  # the interpreter, and compiled kernels being loaded
 
@@ -43,10 +36,7 @@ class ProcessorRates:
 
 
 @dataclass(frozen=True, slots=True)
-class StageEstimate:
-    name: str
-    read_bytes: int
-    written_bytes: int
+class StageEstimate(StagePlan):
     disk_s: float
     processor_s: float
 
@@ -75,18 +65,6 @@ def estimate_stages(
 
 
 @dataclass(frozen=True, slots=True)
-class HeldAs:
-    """What it takes to serve everything from memory, with features of one dtype."""
-
-    dtype: str
-    features_bytes: int
-    graph_bytes: int  # edges, in blocks
-    store_bytes: int
-    daemon_bytes: int  # the minimum --mem of a daemon that keeps graph, features and labels
-    fits: bool  # this machine's memory
-
-
-@dataclass(frozen=True, slots=True)
 class DryRun:
     """Everything that can be said before an ingest."""
 
@@ -102,8 +80,6 @@ class DryRun:
     processor: ProcessorRates
     stages: tuple[StageEstimate, ...]
     elapsed_s: float  # estimated
-    machine_bytes: int
-    held: tuple[HeldAs, ...]
     hops: HopsEstimate | None = None
 
 
@@ -128,7 +104,6 @@ def dry_run(
     free = shutil.disk_usage(folder).free
     disk, processor = measure_disk(folder), ProcessorRates()
     stages = estimate_stages(made.all_stages(), disk, processor)
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return DryRun(
         source=source.where,
         layout=source.layout,
@@ -142,8 +117,6 @@ def dry_run(
         processor=processor,
         stages=stages,
         elapsed_s=START_S + sum(s.seconds for s in stages),
-        machine_bytes=machine,
-        held=tuple(_held_as(source, options, dtype, machine) for dtype in _DTYPES),
         hops=made.hops,
     )
 
@@ -153,51 +126,7 @@ def source_bytes(files: Sequence[Path]) -> int:
     return sum(path.stat().st_size for path in files if path.is_file())
 
 
-def served_arrays(contents: Contents) -> list[RowArray]:
-    """What a daemon keeps of node types: features and labels."""
-    found = []
-    for t in contents.types:
-        found += [r.array for r in (*t.features, *([t.label] if t.label else []))]
-    return found
-
-
-def daemon_bytes(contents: Contents, options: IngestOptions) -> int:
-    """The minimum --mem with which a daemon has room for every block that it serves.
-
-    Tables (4 bytes a page, 36 a graph block, an id a node), and a slot of the widest block for each
-    block; the graph keeps at most half of the slots.  A 16th of it, at most 1 MiB, is for requests.
-    What sessions take for batches is beside it.
-    """
-    block = options.block_bytes
-    rows = [row_geometry(array, block) for array in served_arrays(contents)]
-    graphs = [
-        graph_geometry(-(-graph_bytes(r, options) // block), block) for r in contents.relations
-    ]
-    slot = max([block, *(g.slot_bytes for g in rows)])
-    graph_blocks = sum(g.num_blocks for g in graphs)
-    slots = max(2 * graph_blocks, graph_blocks + sum(g.num_blocks for g in rows) + _SESSION_SLOTS)
-    pages = sum(g.num_blocks * g.slot_bytes // PAGE_BYTES for g in (*rows, *graphs))
-    ids = ITEM_BYTES[contents.id_dtype] * contents.num_nodes
-    held = 4 * pages + 36 * graph_blocks + ids + slots * slot
-    return held + min(-(-held // 15), 1 << 20)
-
-
-def _held_as(source: Source, options: IngestOptions, dtype: FeatureDtype, machine: int) -> HeldAs:
-    options = replace(options, dtype=dtype)
-    contents = list_contents(source, options)
-    features = [r.array for t in contents.types for r in t.features]
-    need = daemon_bytes(contents, options)
-    return HeldAs(
-        dtype=dtype,
-        features_bytes=sum(a.num_rows * a.row_bytes for a in features),
-        graph_bytes=sum(graph_bytes(r, options) for r in contents.relations),
-        store_bytes=store_bytes(contents, options),
-        daemon_bytes=need,
-        fits=need <= machine,
-    )
-
-
-def dry_run_text(found: DryRun, options: IngestOptions) -> str:
+def dry_run_text(found: DryRun) -> str:
     most = " at most" if found.may_shrink else ""
     files = "file" if found.num_files == 1 else "files"
     lines = [
@@ -208,7 +137,6 @@ def dry_run_text(found: DryRun, options: IngestOptions) -> str:
         *_memory(found.plan),
         *_hops(found.hops),
         *_stages(found),
-        *_held(found, options),
     ]
     return "\n".join(lines)
 
@@ -275,25 +203,6 @@ def _stages(found: DryRun) -> list[str]:
         f"{format_count(rates.packed_edges)} packed; rows {_per_s(rates.moved_bytes)}",
     ]
     return _block("passes", lines)
-
-
-def _held(found: DryRun, options: IngestOptions) -> list[str]:
-    heads = ("features", "graph", "store", "--mem")
-    lines = [f"{'':<10}" + "".join(f"  {head:>8}" for head in heads)]
-    for held in found.held:
-        numbers = (held.features_bytes, held.graph_bytes, held.store_bytes, held.daemon_bytes)
-        verdict = "fits" if held.fits else "too much"
-        chosen = ", as asked" if held.dtype == options.dtype else ""
-        lines.append(
-            f"{held.dtype:<10}"
-            + "".join(f"  {format_bytes(n):>8}" for n in numbers)
-            + f"  {verdict}{chosen}"
-        )
-    lines.append(
-        f"--mem: of a daemon that keeps all of it, sessions aside; this machine has "
-        f"{format_bytes(found.machine_bytes)}"
-    )
-    return _block("in memory", lines)
 
 
 def _block(head: str, lines: list[str]) -> list[str]:

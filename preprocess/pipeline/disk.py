@@ -6,19 +6,16 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
-from threading import Lock
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockstore.io.buffers import aligned_buffer, byte_view
 from blockstore.io.files import open_to_read, open_to_write, read_exact, write_exact
 
-_THREADS = 4
+_THREADS, _AT_ONCE = 4, 16
 _BLOCK_BYTES = 1 << 20
 _MOST_BLOCKS = 512
 _PHASE_S = 0.2  # of writing, then of reading
@@ -50,58 +47,43 @@ def measure_disk(folder: Path) -> DiskRates:
     """
     begun = time.perf_counter()
     room = shutil.disk_usage(folder).free // 8 // _BLOCK_BYTES
-    most = max(1, min(_MOST_BLOCKS, room))
-    with tempfile.TemporaryDirectory(prefix=".blockstore-disk-", dir=folder) as name:
+    block = aligned_buffer(_BLOCK_BYTES)  # of all threads: what is read is not looked at
+    block[:] = np.random.default_rng(0).integers(0, 256, _BLOCK_BYTES, np.uint8)  # no disk packs it
+    view = byte_view(block)
+    with (
+        tempfile.TemporaryDirectory(prefix=".blockstore-disk-", dir=folder) as name,
+        ThreadPoolExecutor(_THREADS, thread_name_prefix="disk") as pool,
+        ExitStack() as held,
+    ):
         path = Path(name) / "blocks"
-        buffers = [_noise(seed) for seed in range(_THREADS)]
-        fd, direct = open_to_write(path)
-        try:
+        out, direct = open_to_write(path)
+        held.callback(os.close, out)
 
-            def put(thread: int, block: int) -> None:
-                write_exact(fd, byte_view(buffers[thread]), block * _BLOCK_BYTES, str(path))
+        def put(number: int) -> None:
+            write_exact(out, view, number * _BLOCK_BYTES, str(path))
 
-            written, write = _rate(put, most, lambda: os.fsync(fd))
-        finally:
-            os.close(fd)
+        written, write = _rate(pool, put, max(1, min(_MOST_BLOCKS, room)), lambda: os.fsync(out))
         fd = open_to_read(path, direct)
-        try:
+        held.callback(os.close, fd)
 
-            def get(thread: int, block: int) -> None:
-                read_exact(fd, [byte_view(buffers[thread])], block * _BLOCK_BYTES, str(path))
+        def get(number: int) -> None:
+            read_exact(fd, [view], number * _BLOCK_BYTES, str(path))
 
-            _, read = _rate(get, written)
-        finally:
-            os.close(fd)
+        _, read = _rate(pool, get, written)
     return DiskRates(str(folder), read, write, direct, time.perf_counter() - begun)
 
 
 def _rate(
-    move: Callable[[int, int], None], most: int, end: Callable[[], None] = lambda: None
+    pool: ThreadPoolExecutor,
+    move: Callable[[int], None],
+    most: int,
+    end: Callable[[], None] = lambda: None,
 ) -> tuple[int, float]:
     """Blocks 0, 1, ... until time is over, or `most` are done: (blocks, bytes a second)."""
-    numbers, lock = count(), Lock()
-    begun = time.perf_counter()
-    deadline = begun + _PHASE_S
-
-    def work(thread: int) -> int:
-        done = 0
-        while done == 0 or time.perf_counter() < deadline:
-            with lock:
-                block = next(numbers)
-            if block >= most:
-                break
-            move(thread, block)
-            done += 1
-        return done
-
-    with ThreadPoolExecutor(min(_THREADS, most), thread_name_prefix="disk") as pool:
-        blocks = sum(pool.map(work, range(min(_THREADS, most))))
+    begun, done = time.perf_counter(), 0
+    while done < most and (done == 0 or time.perf_counter() - begun < _PHASE_S):
+        numbers = range(done, min(done + _AT_ONCE, most))
+        list(pool.map(move, numbers))
+        done = numbers.stop
     end()
-    return blocks, blocks * _BLOCK_BYTES / max(time.perf_counter() - begun, 1e-9)
-
-
-def _noise(seed: int) -> NDArray[Any]:
-    """A block that no disk can make smaller."""
-    block = aligned_buffer(_BLOCK_BYTES)
-    block[:] = np.random.default_rng(seed).integers(0, 256, _BLOCK_BYTES, np.uint8)
-    return block
+    return done, done * _BLOCK_BYTES / max(time.perf_counter() - begun, 1e-9)

@@ -18,6 +18,7 @@ from blockstore.format import arrays_of
 from blockstore.io.files import flush, flush_tree
 from blockstore.units import format_bytes
 from blockstore.writer import StoreWriter
+from preprocess.pipeline.disk import existing_folder
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import StagePlan, StageResult
 from preprocess.pipeline.work import STORE, StageRecord, WorkFolder, work_path
@@ -96,9 +97,7 @@ class RunPlan(NamedTuple):
 
         What the work folder of an earlier run takes is room too.
         """
-        where = target.absolute().parent
-        while not where.exists():
-            where = where.parent
+        where = existing_folder(target)
         left = (p for p in work_path(target).rglob("*") if p.is_file())
         free = shutil.disk_usage(where).free + sum(p.stat().st_blocks * 512 for p in left)
         if self.result + self.temporary > free:

@@ -56,7 +56,7 @@ def test_the_bytes_are_those_of_both_commands(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["once"]
     planned = dry_run(source, path, OPTIONS)
     assert [s.name for s in planned.plan.stages] == [s.name for s in result.stages]
-    assert "2 of sym+loops, ppr:0.7+loops, of node" in dry_run_text(planned, OPTIONS)
+    assert "2 of sym+loops, ppr:0.7+loops, of node" in dry_run_text(planned)
     text = summary_text(summarise_ingest(source, path, result, QUIET))
     assert "hops        train: float32 " in text
     assert "sym+loops, 2 hops; ppr:0.7+loops, 2 hops" in text
