@@ -104,7 +104,7 @@ def permute(index, size, key):
 
 @njit(nogil=True, cache=True)
 def permute_range(start, stop, size, key, out):
-    """out[i - start] = permute(i, size, key) for start <= i < stop; out int64."""
+    """out[i - start] = permute(i, size, key) for start <= i < stop; out integers."""
     for i in range(start, stop):
         out[i - start] = permute(i, size, key)
 

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,7 @@ from preprocess.stages.rows import checked_sums, scatter_bytes
 from preprocess.stages.slots import SlotCopies
 
 THREADS = 3
+_STEP = 1 << 14  # targets whose sums are finished together
 _PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
 # temporary files: neighbors of each target, edges of each origin, edges by origin
 _COUNTS, _BY_ORIGIN, _ORIGINS, _TARGETS = "counts", "by-origin", "origins", "targets"
@@ -310,8 +310,14 @@ class DeriveStages:
                     self._add(run, rows, first, origins, targets, sums)
                 first = stop
                 stage.advance(rows.nbytes)
-        mean, some = self._op == "mean", (np.array_split(x, run.threads) for x in (counts, sums))
-        list(run.pool.map(kernels.finish_rows, *some, repeat(mean, run.threads)))
+
+        def finish(low: int) -> None:
+            some, rows = counts[low : low + _STEP], sums[low : low + _STEP]
+            rows[some == 0] = 0
+            if self._op == "mean":
+                rows /= np.maximum(some, 1).astype(np.float32)[:, None]
+
+        list(run.pool.map(finish, range(0, counts.size, _STEP)))
         return sums
 
     def _add(

@@ -30,7 +30,6 @@ from preprocess.hops.plan import HopsPlan, Operator, ResolvedHops, gapless, plan
 from preprocess.hops.rows import LABELS, NODES, PLACES, RowTaker, choose_rows, take_labels
 from preprocess.ingest.contents import as_path
 from preprocess.ingest.options import HopsRequest
-from preprocess.kernels.hops import scale_rows
 from preprocess.kernels.rows import quantize
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import Ran, StageResult
@@ -383,8 +382,9 @@ class _ColumnSlice:
             return facts
         rows, spare = self._columns[0], self._columns[1:]
         if self._scale.size:
-            self._each_range(lambda low, high: scale_rows(
-                rows, run.plan.width, self._scale, low, high))  # fmt: skip
+            table, scale = rows.reshape(-1, run.plan.width), self._scale[:, None]
+            self._each_range(lambda low, high: np.multiply(
+                table[low:high], scale[low:high], out=table[low:high]))  # fmt: skip
         missing = run.resolved.missing(operator)
         for hop in range(1, run.resolved.hops + 1):
             rows, spare = self._multiply(operator, hop, rows, spare)
@@ -446,7 +446,7 @@ class _ColumnSlice:
                 factor[part], scale[part] = np.sqrt(inverse) * beside, beside
         return factor, scale
 
-    def _each_range(self, work: Callable[[int, int], None]) -> None:
+    def _each_range(self, work: Callable[[int, int], object]) -> None:
         total, parts = self._run.resolved.nodes.num_nodes, self._run.plan.threads
         ends = [total * i // parts for i in range(parts + 1)]
         list(self._run.pool.map(work, ends[:-1], ends[1:]))

@@ -38,20 +38,3 @@ def add_rows(greatest, rows, first_row, origins, targets, low, high, sums):
         else:
             for c in range(row.size):
                 into[c] += row[c]
-
-
-@njit(nogil=True, cache=True)
-def finish_rows(counts, sums, mean):
-    """Sums divided by their counts where the mean is asked for; zeros where there is nothing.
-
-    counts  uint32 (nodes,)            rows that went into each sum
-    sums    float32 (nodes, width)     in and out
-    """
-    for node in range(sums.shape[0]):
-        into = sums[node]
-        if counts[node] == 0:
-            into[:] = 0
-        elif mean:
-            count = np.float32(counts[node])
-            for c in range(into.size):
-                into[c] /= count

@@ -231,30 +231,26 @@ def cut_ranges(
 
     Returns the first column of each range, then the end, (ranges + 1,); the edges of each.
     """
-    none = np.empty(0, np.int64)
-    ranges = _cut_ranges(counts, edge_bytes, column_bytes, most_bytes, none, none)
-    bounds, sizes = np.zeros(ranges + 1, np.int64), np.empty(ranges, np.int64)
-    _cut_ranges(counts, edge_bytes, column_bytes, most_bytes, bounds, sizes)
-    return bounds, sizes
+    total = int(counts.sum(dtype=np.int64)) * edge_bytes + counts.size * column_bytes
+    most = 2 * total // most_bytes + 2  # two that follow each other take more than one may
+    bounds, sizes = np.zeros(most + 1, np.int64), np.zeros(most, np.int64)
+    ranges = _cut_ranges(counts, edge_bytes, column_bytes, most_bytes, bounds, sizes)
+    return bounds[: ranges + 1], sizes[:ranges]
 
 
 @njit(nogil=True, cache=True)
 def _cut_ranges(counts, edge_bytes, column_bytes, most_bytes, bounds, sizes):
-    """Returns how many.  Nothing is stored in arrays of size 0: a first call counts."""
-    ranges, taken, size = 0, np.int64(0), np.int64(0)
-    if bounds.size:
-        bounds[0] = 0
+    """Returns how many; `bounds` and `sizes` are zeros at first."""
+    ranges, taken = 0, np.int64(0)
     for c in range(counts.size):
         count = np.int64(counts[c])
         more = count * edge_bytes + column_bytes
         if taken + more > most_bytes:
-            if ranges < sizes.size:
-                sizes[ranges], bounds[ranges + 1] = size, c
-            ranges, taken, size = ranges + 1, np.int64(0), np.int64(0)
+            ranges, taken = ranges + 1, np.int64(0)
+            bounds[ranges] = c
         taken += more
-        size += count
+        sizes[ranges] += count
     if counts.size:
-        if ranges < sizes.size:
-            sizes[ranges], bounds[ranges + 1] = size, counts.size
         ranges += 1
+        bounds[ranges] = counts.size
     return ranges

@@ -150,15 +150,6 @@ def add_edges(nodes, sources, weights, into, out):
 
 
 @njit(nogil=True, cache=True)
-def scale_rows(rows, width, scale, low, high):
-    """Rows [low, high) of `rows` times their number in `scale`, in place."""
-    for node in range(low, high):
-        times = scale[node]
-        for c in range(node * width, (node + 1) * width):
-            rows[c] *= times
-
-
-@njit(nogil=True, cache=True)
 def take_rows(rows, width, scale, places, out):
     """out[i] = rows[places[i]] without the scale that is in them, its first columns.
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import njit
-from blockstore.kernels.random import permute
 
 UNSET = np.uint32(0xFFFFFFFF)
 FOUND = np.uint32(0x80000000)
@@ -23,7 +22,7 @@ STRIDE = 64  # columns between two entries of `starts`
 class HeldColumns(NamedTuple):
     """Columns of a graph in memory."""
 
-    starts: NDArray[np.int64]  # from `make_starts`
+    starts: NDArray[np.int64]  # first edge of every STRIDE-th column
     degrees: NDArray[np.uint32]
     sources: NDArray[Any]
     edge_ids: NDArray[Any]  # uint32 or uint64, beside `sources`, or empty
@@ -35,22 +34,6 @@ class WordBits(NamedTuple):
     source: int
     edge: int
     column: int  # in its group
-
-
-@njit(nogil=True, cache=True)
-def make_starts(degrees, starts):
-    """First edge of every STRIDE-th column.
-
-    degrees   uint32 (num_nodes,)
-    starts    int64 (num_nodes // STRIDE + 1,)   out
-    """
-    total = np.int64(0)
-    for v in range(degrees.size):
-        if v % STRIDE == 0:
-            starts[v // STRIDE] = total
-        total += np.int64(degrees[v])
-    if degrees.size % STRIDE == 0:
-        starts[degrees.size // STRIDE] = total
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -145,13 +128,6 @@ def mark_discovered(node, skip, degrees, sources, low, high, rank, touched, num_
             node += 1
             skip = np.int64(0)
     return node, skip, num_touched
-
-
-@njit(nogil=True, cache=True)
-def discovery_keys(nodes, rank, keys):
-    """keys[i] = place of the discoverer << 32 | node, uint64."""
-    for i in range(nodes.size):
-        keys[i] = np.uint64(rank[nodes[i]] & _PLACE) << np.uint64(32) | np.uint64(nodes[i])
 
 
 @njit(nogil=True, cache=True)
@@ -291,13 +267,6 @@ def advance_columns(node, skip, degrees, count):
         node += 1
         skip = np.int64(0)
     return node, skip + left
-
-
-@njit(nogil=True, cache=True)
-def place_randomly(size, key, rank):
-    """rank[v] = place of v in the keyed permutation of [0, size), uint32."""
-    for v in range(size):
-        rank[v] = permute(v, size, key)
 
 
 @njit(nogil=True, cache=True)

@@ -308,13 +308,6 @@ def weigh_between(node, skip, degrees, sources, edge, partition, table):
 
 
 @njit(nogil=True, cache=True)
-def place_evenly(num_partitions, key, partition):
-    """Every node to a random partition; sizes differ by one at most."""
-    for v in range(partition.size):
-        partition[v] = permute(v, partition.size, key) % num_partitions
-
-
-@njit(nogil=True, cache=True)
 def count_members(partition, classes, table):
     """table[c, p] = nodes of class c in partition p; int64 (classes, k), zeros at first."""
     for v in range(partition.size):

@@ -37,24 +37,3 @@ def make_pairs(first, num_nodes, classes, homophily, exponent, key, id_key, src,
         u, v = permute(a, num_nodes, id_key), permute(b, num_nodes, id_key)
         src[2 * i], dst[2 * i] = u, v
         src[2 * i + 1], dst[2 * i + 1] = v, u
-
-
-@njit(nogil=True, cache=True)
-def label_ranks(first, last, num_nodes, classes, id_key, labels):
-    """labels[id] = class of the rank that the id stands for, for ranks first to last."""
-    for rank in range(first, last):
-        labels[permute(rank, num_nodes, id_key)] = rank % classes
-
-
-@njit(nogil=True, cache=True)
-def assign_shares(first, last, size, key, ends, owner):
-    """Cut a keyed order of the nodes into shares, for its places first to last.
-
-    ends    int64 (shares,)   ascending: where each share ends in the order
-    owner   uint8 (size,)     out: number of the share that has the node, from 1 on
-    """
-    for place in range(first, last):
-        for share in range(ends.size):
-            if place < ends[share]:
-                owner[permute(place, size, key)] = share + 1
-                break

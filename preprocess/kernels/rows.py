@@ -3,7 +3,6 @@
 import numpy as np
 
 from blockstore.kernels.jit import njit
-from blockstore.kernels.random import permute
 
 
 @njit(nogil=True, cache=True)
@@ -56,25 +55,6 @@ def group_places(places, per_bucket, starts, order):
 
 
 @njit(nogil=True, cache=True)
-def take_ids(values, limit, owner, number):
-    """Give the nodes of a split to it.
-
-    values  integers (ids,)      node ids
-    owner   uint8 (limit,)       in and out: number of the split that has the node, 0: none
-
-    Returns the position of the first id out of range or of another split's, int64, or -1.
-    """
-    for i in range(values.size):
-        if values[i] < 0 or values[i] >= limit:
-            return np.int64(i)
-        v = np.int64(values[i])
-        if owner[v] != 0 and owner[v] != number:
-            return np.int64(i)
-        owner[v] = number
-    return np.int64(-1)
-
-
-@njit(nogil=True, cache=True)
 def quantize(values, scale, out, errors):
     """Rows to int8: value divided by its column's scale, to the nearest, ties to even.
 
@@ -92,25 +72,3 @@ def quantize(values, scale, out, errors):
             error = abs(value - nearest * unit)
             errors[0] = max(errors[0], error)
             errors[1] += error * error
-
-
-@njit(nogil=True, cache=True)
-def split_ids(labelled, first, index, total, key, low, high, out):
-    """Nodes of a split, of those that are labelled: by their places in a keyed permutation.
-
-    labelled   uint8 (nodes,)   1 where node `first` + i is labelled
-    index      int64            labelled nodes before `first`
-    total      int64            labelled nodes in all; places are in [0, total)
-    low, high  int64            places that the split takes
-    out        int64 (>= nodes,)  out: ids
-
-    Returns (ids written, labelled nodes up to the end of these).
-    """
-    count = np.int64(0)
-    for i in range(labelled.size):
-        if labelled[i]:
-            if low <= permute(index, total, key) < high:
-                out[count] = first + i
-                count += 1
-            index += 1
-    return count, index

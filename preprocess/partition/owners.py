@@ -24,7 +24,7 @@ from blockstore.errors import BudgetTooSmall, StoreError
 from blockstore.expansions import Expansions, read_expansions
 from blockstore.flags import flag
 from blockstore.format import OWNERS_FOLDER
-from blockstore.kernels.random import make_key
+from blockstore.kernels.random import make_key, permute_range
 from blockstore.owners import OwnerMap, check_name, write_owners
 from blockstore.store import Store
 from blockstore.units import format_bytes
@@ -33,7 +33,6 @@ from preprocess.kernels.partition import (
     NodeWeights,
     WeightedLoads,
     place_clusters,
-    place_evenly,
     place_weighted,
     weigh_between,
 )
@@ -244,7 +243,9 @@ def _find(
     """The owner of each node, uint16 (nodes,)."""
     k, owner = options.owners, np.zeros(columns.degrees.size, np.uint16)
     if options.method == "random":
-        place_evenly(k, _key(options, 0), owner)
+        places = np.empty(owner.size, np.uint32)
+        permute_range(0, owner.size, owner.size, _key(options, 0), places)
+        owner[:] = places % np.uint32(k)
     elif k > 1 and options.method == "metis":
         need = metis_bytes(columns, True)
         if need > share:

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from blockstore.errors import StoreExists
 from blockstore.flags import flag
-from blockstore.kernels.random import make_key
+from blockstore.kernels.random import make_key, permute_range
 from preprocess.errors import BadInput
 from preprocess.files.npy import NpyWriter
-from preprocess.kernels.planted import assign_shares, label_ranks, make_pairs
+from preprocess.kernels.planted import make_pairs
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import Cost, PipelineRun, RunPlan, Stage, resumable
 from preprocess.pipeline.work import WorkFolder, sign
@@ -77,9 +77,19 @@ class GraphRecipe:
     def labels(self) -> NDArray[Any]:
         """Of all nodes, uint16 or uint32."""
         found = np.empty(self.num_nodes, np.uint16 if self.num_classes <= 2**16 else np.uint32)
-        key = self.key(_IDS_KEY)
-        label_ranks(0, self.num_nodes, self.num_nodes, self.num_classes, key, found)
+        for ranks, ids in self.scrambled(_IDS_KEY, self.num_nodes):
+            found[ids] = ranks % self.num_classes
         return found
+
+    def scrambled(
+        self, purpose: int, stop: int
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """(places, nodes) of a keyed order of all nodes up to place `stop`, some at a time."""
+        for first in range(0, stop, _IDS):
+            places = np.arange(first, min(first + _IDS, stop))
+            nodes = np.empty(places.size, np.int64)
+            permute_range(first, first + nodes.size, self.num_nodes, self.key(purpose), nodes)
+            yield places, nodes
 
     @property
     def signal(self) -> float:
@@ -210,7 +220,8 @@ def _write_splits(run: _Generation) -> None:
     counts = [int(getattr(recipe, name) * size) for name in SPLITS]
     ends = np.cumsum(counts).astype(np.int64)
     owner = np.zeros(size, np.uint8)
-    assign_shares(0, int(ends[-1]), size, recipe.key(_SPLITS_KEY), ends, owner)
+    for places, nodes in recipe.scrambled(_SPLITS_KEY, int(ends[-1])):
+        owner[nodes] = 1 + np.searchsorted(ends, places, "right")
     for number, name in enumerate(SPLITS, 1):
         with NpyWriter(run.result / f"{name}_idx.npy", None, np.int64) as out:
             for first in range(0, size, _IDS):

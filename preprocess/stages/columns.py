@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from preprocess.files.ahead import read_ahead
 from preprocess.files.array_file import ArrayFile
-from preprocess.kernels.levels import STRIDE, make_starts
+from preprocess.kernels.levels import STRIDE
 from preprocess.pipeline.progress import Progress
 from preprocess.stages.csc import WholeColumns
 
@@ -68,7 +68,8 @@ class ColumnFile:
         self.num_edges += size
 
     def finish(self) -> None:
-        make_starts(self.degrees, self.starts)
+        strides = self.degrees[: (self.starts.size - 1) * STRIDE].reshape(-1, STRIDE)
+        np.cumsum(strides.sum(axis=1, dtype=np.int64), out=self.starts[1:])
         self.sources = self.sources[: self.num_edges]
         self.edge_ids = self.edge_ids[: self.num_edges]
 

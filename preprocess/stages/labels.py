@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.kernels.random import make_key
+from blockstore.kernels.random import make_key, permute_range
 from preprocess.errors import BadInput
-from preprocess.kernels.rows import split_ids
 from preprocess.sources.source import Source, SourceRows
 from preprocess.stages.rows import source_chunk
 
@@ -75,12 +74,18 @@ def labelled_bits(source: Source, rows: SourceRows, dtype: str, share: int) -> N
 def seeded_ids(
     bits: NDArray[np.uint8], num_nodes: int, total: int, places: tuple[int, int], key: int
 ) -> Iterator[NDArray[np.int64]]:
-    """Ids of a split, ascending: a function of the labelled nodes and the key alone."""
-    out, index = np.empty(_STEP, np.int64), 0
+    """Ids of a split, ascending: those labelled nodes whose places in a keyed permutation of all
+    `total` are in `places`, (first, stop).
+    """
+    low, high = places
+    before = 0  # labelled nodes
     for first in range(0, num_nodes, _STEP):
         flags = np.unpackbits(bits[first // 8 : (first + _STEP) // 8])[: num_nodes - first]
-        count, index = split_ids(flags, first, index, total, np.uint64(key), *places, out)
-        yield out[:count]
+        ids = first + np.flatnonzero(flags)
+        order = np.empty(ids.size, np.int64)
+        permute_range(before, before + ids.size, total, np.uint64(key), order)
+        yield ids[(low <= order) & (order < high)]
+        before += ids.size
 
 
 def split_key(seed: int, type_number: int) -> int:

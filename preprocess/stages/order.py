@@ -15,19 +15,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.kernels.random import make_key
+from blockstore.kernels.random import make_key, permute_range
 from preprocess.kernels.levels import (
+    FOUND,
     UNSET,
     assign_places,
     count_groups,
     degree_keys,
-    discovery_keys,
     mark_discovered,
     mark_sources,
     merge_ranges,
     place_discovered,
     place_found,
-    place_randomly,
     place_rest,
     split_order,
     take_roots,
@@ -67,8 +66,7 @@ def by_degree(degrees: NDArray[np.uint32], minimum: int = 0) -> NDArray[np.uint3
 def at_random(num_nodes: int, seed: int) -> NDArray[np.uint32]:
     """Nodes in the order of a keyed permutation."""
     rank, order = np.empty(num_nodes, np.uint32), np.empty(num_nodes, np.uint32)
-    if num_nodes:
-        place_randomly(num_nodes, np.uint64(make_key(seed, _PURPOSE, 0, 0, 0)), rank)
+    permute_range(0, num_nodes, num_nodes, np.uint64(make_key(seed, _PURPOSE, 0, 0, 0)), rank)
     assign_places(rank, 0, num_nodes, order)
     return order
 
@@ -157,8 +155,7 @@ def _place_level(
         place_found(rank, low, np.zeros(high - low + 1, np.uint32), order, high)
     else:
         found = touched[:count]
-        keys = np.empty(found.size, np.uint64)
-        discovery_keys(found, rank, keys)
+        keys = (rank[found] - FOUND).astype(np.uint64) << np.uint64(32) | found
         keys.sort()
         found[:] = keys.astype(np.uint32)
     assign_places(order, high, placed, rank)

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from blockstore.errors import BudgetTooSmall
 from blockstore.format import Partitioning
-from blockstore.kernels.random import make_key
+from blockstore.kernels.random import make_key, permute_range
 from blockstore.units import format_bytes
 from preprocess.files.array_file import remove_file
 from preprocess.kernels.edges import Records, count_ids
 from preprocess.kernels.levels import assign_places, rename_columns, take_counts
-from preprocess.kernels.partition import Adjacent, make_balance, place_evenly, place_nodes
+from preprocess.kernels.partition import Adjacent, make_balance, place_nodes
 from preprocess.partition.metis import check_installed, metis_bytes, metis_partition
 from preprocess.partition.partition import (
     PartitionOptions,
@@ -85,7 +85,9 @@ def partition_nodes(
             _check_room(metis_bytes(columns), share, "METIS, which holds the whole graph")
             partition = metis_partition(columns, k, progress)
         elif k > 1:
-            place_evenly(k, np.uint64(make_key(seed, _PURPOSE, 0, 0, 0)), partition)
+            key = np.uint64(make_key(seed, _PURPOSE, 0, 0, 0))
+            permute_range(0, num_nodes, num_nodes, key, partition)
+            partition %= np.uint32(k)  # sizes differ by one at most
         kept = count_kept(columns, partition, classes, share, progress)
         report = make_report(settings, classes, partition, kept, 0)
         return Partitioned(partition, report, 0, 0.0, 0.0)

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from preprocess.errors import BadInput
 from preprocess.files.ahead import Arrays, deal
 from preprocess.kernels.edges import count_targets
-from preprocess.kernels.rows import take_ids
 from preprocess.pipeline.progress import Progress
 from preprocess.sources.source import Source, SourceRelation, SourceRows
 
@@ -76,9 +75,13 @@ def check_splits(source: Source, node_type: str, left_out: Collection[str] = ())
     for number, split in enumerate(splits, 1):
         done = 0
         for ids in source.rows(split, _SPLIT_IDS):
-            bad = int(take_ids(ids, owner.size, owner, number))
-            if bad >= 0:
+            good = (ids >= 0) & (ids < owner.size)
+            held = owner[ids[good].astype(np.int64)]
+            good[good] = (held == 0) | (held == number)
+            if not good.all():
+                bad = int(good.argmin())
                 raise _bad_id(split, done + bad, int(ids[bad]), owner, splits)
+            owner[ids.astype(np.int64)] = number
             done += ids.size
 
 

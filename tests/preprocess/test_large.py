@@ -29,7 +29,6 @@ from preprocess.kernels.levels import (
     STRIDE,
     UNSET,
     advance_columns,
-    make_starts,
     mark_discovered,
     merge_ranges,
     rename_columns,
@@ -62,8 +61,10 @@ def test_files_of_columns_go_on_behind_two_to_the_32(tmp_path: Path):
 
 def test_columns_begin_behind_two_to_the_32():
     degrees = np.full(70, 2**31 + 1, np.uint32)
-    starts = np.zeros(degrees.size // STRIDE + 1, np.int64)
-    make_starts(degrees, starts)
+    columns = ColumnFile(None, degrees.size)
+    columns.degrees = degrees
+    columns.finish()
+    starts = columns.starts
     assert starts.tolist() == [0, 64 * (2**31 + 1)]
     runs = np.empty((2, 3), np.int64)
     assert merge_ranges(np.array([3, 69], np.uint32), starts, degrees, 1, runs) == 2

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocess.kernels.derive import add_rows, finish_rows
+from preprocess.kernels.derive import add_rows
 from preprocess.kernels.edges import count_ids
 
 IDS = st.sampled_from([np.uint32, np.uint64])
@@ -49,9 +49,3 @@ def test_nan_is_the_greatest_of_all(order: list[int]):
     sums = np.full((1, 1), -np.inf, np.float32)
     add_rows(True, rows, 0, np.array(order, np.uint32), np.zeros(2, np.uint32), 0, 1, sums)
     assert np.isnan(sums[0, 0])
-
-
-def test_means_and_nodes_without_neighbors():
-    sums = np.array([[6, 1], [-np.inf, -np.inf], [5, 7]], np.float32)
-    finish_rows(np.array([3, 0, 1], np.uint32), sums, True)
-    assert sums.tolist() == [[2, np.float32(1) / np.float32(3)], [0, 0], [5, 7]]
