@@ -17,9 +17,28 @@ from typer.core import TyperCommand, TyperGroup
 _WrongWords: Any = BadParameter.__mro__[1]  # click's UsageError, wherever typer has click from
 
 
-def flag(default: Any, text: str, *names: str, **more: Any) -> Any:
-    """A field that becomes an option; `default` MISSING: it must be given."""
-    return field(default=default, metadata={"option": Option(*names, help=text, **more)})
+def _as_given(value: Any) -> Any:
+    return value
+
+
+def flag(
+    default: Any, text: str, *names: str, typed: Any = None, read: Any = _as_given, **more: Any
+) -> Any:
+    """A field that becomes an option; `default` MISSING: it must be given.
+
+    typed   type of what is given, if that is not what the field holds
+    read    makes the field's value of it, and of `default`
+    """
+    metadata = {"option": Option(*names, help=text, **more), "given": (typed, default, read)}
+    return field(default=read(default), metadata=metadata)
+
+
+def several(text: str, *names: str, of: Any = str) -> Any:
+    """A tuple of strings, of an option that may be given several times; `of`: a type of strings."""
+    return flag(
+        None, text, *names, typed=list[of] | None, show_default=False,
+        read=lambda given: tuple(map(str, given or ())),
+    )  # fmt: skip
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -36,13 +55,19 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         for each in _options(record):
             option = copy(each.metadata["option"])
             option.rich_help_panel = title
-            default = inspect.Parameter.empty if each.default is MISSING else each.default
-            hint = annotated[hints[each.name], option]
+            typed, default, _ = each.metadata["given"]
+            default = inspect.Parameter.empty if default is MISSING else default
+            hint = annotated[typed or hints[each.name], option]
             parameters.append(parameter.replace(name=each.name, annotation=hint, default=default))
 
     def construct(**given: Any) -> None:
         made = {
-            name: record(**{each.name: given.pop(each.name) for each in _options(record)})
+            name: record(
+                **{
+                    each.name: each.metadata["given"][2](given.pop(each.name))
+                    for each in _options(record)
+                }
+            )
             for name, record in records.items()
         }
         command(**given, **made)

@@ -35,7 +35,7 @@ from preprocess.derive.plan import Derivation
 from preprocess.errors import BadInput, ExecutorLost
 from preprocess.export.export import export as export_store
 from preprocess.hops.hops import make_hops
-from preprocess.ingest.options import IngestOptions
+from preprocess.ingest.options import HopsRequest, IngestOptions, StoreOptions, read_size
 from preprocess.packs.check import pack_lines, verify_packs
 from preprocess.packs.command import run_pack
 from preprocess.partition.owners import make_owners
@@ -89,10 +89,10 @@ def ingest(
     source: Path,
     store: Path,
     of_source: flags.SourceFlags,
-    of_store: flags.StoreFlags,
+    of_store: StoreOptions,
     in_parts: flags.IngestPartitions,
     copied: flags.CopyFlags,
-    propagated: flags.IngestHopFlags,
+    propagated: flags.IngestHops,
     show: flags.ShowFlags,
     resources: flags.IngestWork,
 ) -> None:
@@ -104,11 +104,7 @@ def ingest(
     """
     with _last_event(show.json):
         options = IngestOptions(
-            mem_bytes=flags.size(resources.mem), block_bytes=flags.size(of_store.block_size),
-            dtype=of_store.dtype, edge_ids=of_store.edge_ids, order=of_store.order,
-            duplicates=of_source.duplicates, self_loops=of_source.self_loops, ids=of_store.ids,
-            allow_nan=of_source.allow_nan, seed=of_store.seed, split=of_source.shares(),
-            leave_out=tuple(of_source.leave_out or ()),
+            **of_source.options(), **vars(of_store), mem_bytes=resources.mem_bytes,
             partition=in_parts if in_parts.num_partitions else None,
             influence=copied.influence(), hops=propagated.asked(of_store.seed),
         )  # fmt: skip
@@ -146,7 +142,7 @@ def derive(store: Path, features: Derivation, mem: flags.Mem = "2G") -> None:
     neighbors get zeros.  The store gets another fingerprint; processes that have it open keep
     seeing the old version.
     """
-    result = derive_features(store, features, Progress(), flags.size(mem))
+    result = derive_features(store, features, Progress(), read_size(mem))
     typer.echo(result.text(store, features.op))
 
 
@@ -165,7 +161,7 @@ def repartition(
     whole.check_whole("blockstore repartition")
     result = repartition_store(
         whole, new, in_parts, Progress(),
-        flags.size(resources.mem), copied.influence(), seed, resources.fresh,
+        resources.mem_bytes, copied.influence(), seed, resources.fresh,
     )  # fmt: skip
     typer.echo(made_line(new, result.manifest))
     assert result.manifest.partitioning is not None
@@ -175,14 +171,15 @@ def repartition(
 
 @app.command(cls=flags.Panels)
 @flags.grouped
-def hops(store: Path, propagated: flags.AddedHopFlags, resources: flags.IngestResources) -> None:
+def hops(store: Path, propagated: HopsRequest, resources: flags.IngestResources) -> None:
     """Propagate features: B X, B B X, ... for each operator B, beside X, within --mem.
 
     sym and row are the normalised adjacency, ppr and heat its diffusions (personalised PageRank,
     heat kernel).  Rows stand in one seeded random order per split.  --mem changes no byte.
     """
-    mem_bytes = flags.size(resources.mem)
-    result = make_hops(store, propagated.asked(), Progress(), mem_bytes, fresh=resources.fresh)
+    result = make_hops(
+        store, propagated, Progress(), resources.mem_bytes, fresh=resources.fresh
+    )  # fmt: skip
     typer.echo(result.text(store))
 
 
@@ -222,7 +219,7 @@ def owners(
     if how.remove:
         remove_owners(opened, how.remove)
     elif how.name:
-        made = make_owners(opened, counts, how, Progress(), flags.size(mem))
+        made = make_owners(opened, counts, how, Progress(), read_size(mem))
         typer.echo(f"{store}: {owner_line(made.name, made.owners, made.facts)}")
     else:
         typer.echo("\n".join(owner_lines(opened)) or f"{store}: no owner maps")
@@ -349,7 +346,7 @@ def export(store: Path, folder: Path, mem: flags.Mem = "1G") -> None:
     """
     whole = open_store(store)
     whole.check_whole("blockstore export")
-    export_store(whole, folder, Progress(), flags.size(mem))
+    export_store(whole, folder, Progress(), read_size(mem))
 
 
 def main() -> None:

@@ -1,29 +1,20 @@
 """The options of the `blockstore` command, in groups: each a frozen record, and a panel of --help.
 
-A command takes records; `blockstore.flags.grouped` makes an option of each of their fields.
+A command takes records; `blockstore.flags.grouped` makes an option of each of their fields.  Most
+are those that the work takes.
 """
 
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from typer import Option
 
 from blockstore.flags import Panels as Panels
 from blockstore.flags import flag
 from blockstore.flags import grouped as grouped
-from blockstore.units import parse_bytes
 from preprocess.errors import BadInput
-from preprocess.ingest.options import (
-    FeatureDtype,
-    HopRows,
-    HopsRequest,
-    Ids,
-    Keep,
-    NodeOrder,
-    OperatorKind,
-)
+from preprocess.ingest.options import HopsRequest, SourceOptions, size_flag
 from preprocess.partition.influence import HubScore, InfluenceOptions, parse_hubs
 from preprocess.partition.owners import OwnerOptions
 from preprocess.partition.partition import PartitionOptions
@@ -37,25 +28,8 @@ ObjectWait = Annotated[
 Json = Annotated[bool, Option("--json", help="for scripts")]
 
 
-def size(text: str) -> int:
-    """A size as people write it.  Raises BadInput."""
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise BadInput(str(error)) from error
-
-
-class OperatorChoice(StrEnum):
-    """`OperatorKind`: typer takes no list of literals."""
-
-    sym = "sym"
-    row = "row"
-    ppr = "ppr"
-    heat = "heat"
-
-
 @dataclass(frozen=True)
-class SourceFlags:
+class SourceFlags(SourceOptions):
     """Source."""
 
     layout: str = flag("", f"of the source, if it is not recognised: {', '.join(LAYOUTS)}")
@@ -65,33 +39,10 @@ class SourceFlags:
         "--undirected/--directed",
         show_default=False,
     )
-    duplicates: Keep = flag("keep", "equal edges")
-    self_loops: Keep = flag("keep", "edges from a node to itself")
-    allow_nan: bool = flag(False, "take NaN features as they are")
-    split: str = flag("", "if there are no splits: shares of train, valid and test")
-    leave_out: list[str] | None = flag(
-        None, "a split, of nodes or edges; several may be given", show_default=False
-    )
 
-    def shares(self) -> tuple[float, ...]:
-        try:
-            return tuple(float(part) for part in self.split.split(",")) if self.split else ()
-        except ValueError as error:
-            raise BadInput(
-                f"--split {self.split!r}: expected shares such as 0.6,0.2,0.2"
-            ) from error
-
-
-@dataclass(frozen=True)
-class StoreFlags:
-    """Store."""
-
-    dtype: FeatureDtype = flag("float32", "of features in the store")
-    block_size: str = flag("1M", "unit of disk I/O: 4K to 16M", metavar="SIZE")
-    edge_ids: bool = flag(False, "keep the id of each edge")
-    ids: Ids = flag("auto", "width of node ids")
-    order: NodeOrder = flag("bfs", "of nodes in the store")
-    seed: int = flag(0, "of the random order and of seeded splits")
+    def options(self) -> dict[str, Any]:
+        """Those that an ingest has of the same names."""
+        return {each.name: getattr(self, each.name) for each in fields(SourceOptions)}
 
 
 @dataclass(frozen=True)
@@ -113,57 +64,21 @@ class CopyFlags:
 
 
 @dataclass(frozen=True)
-class HopFlags:
-    """Propagated features."""
-
-    operator: list[OperatorChoice] | None = flag(
-        None, "of hops: sym if not given; several may be", show_default=False
-    )
-    node_type: str = flag("", "of hops: whose features, if it is not clear", "--type")
-    feature: str = flag("", "of hops: which of several features")
-    relation: str = flag("", "of hops: which of several, its name or src-name-dst")
-    rows: HopRows = flag("labelled", "of hops: those of splits that have labels, or of all nodes")
-    hop_alpha: float = flag(0.1, "of ppr: probability to go back")
-    t: float = flag(3.0, "of heat: time")
-    weighted: bool = flag(False, "hops by weights of edges", "--weighted")
-
-    def request(self, hops: int, self_loops: bool, seed: int) -> HopsRequest:
-        """Without what only the command `hops` asks for."""
-        found = self.operator or [OperatorChoice.sym]
-        operators: tuple[OperatorKind, ...] = tuple(operator.value for operator in found)
-        return HopsRequest(
-            operators, hops, self_loops, self.node_type, self.feature, self.relation, self.rows,
-            seed=seed, alpha=self.hop_alpha, t=self.t, weighted=self.weighted,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class AddedHopFlags(HopFlags):
-    """Propagated features."""
-
-    hop_alpha: float = flag(0.1, "of ppr: probability to go back", "--alpha")
-    hops: int = flag(2, "how often each is applied")
-    self_loops: bool = flag(True, "each node is its own neighbor too")
-    split: list[str] | None = flag(None, "only this; several may be given", show_default=False)
-    dtype: FeatureDtype | None = flag(None, "of hops; else as the features")
-    seed: int = flag(0, "of the order of rows")
-
-    def asked(self) -> HopsRequest:
-        found = self.request(self.hops, self.self_loops, self.seed)
-        return replace(found, splits=tuple(self.split or ()), dtype=self.dtype)
-
-
-@dataclass(frozen=True)
-class IngestHopFlags(HopFlags):
-    """Propagated features."""
+class IngestHops(HopsRequest):
+    """Those right away, in the words that an ingest has left for them."""
 
     hops: int = flag(0, "propagate features right away, as the command hops does; 0: do not")
+    hop_alpha: float = flag(0.1, "of ppr: probability to go back")
     hop_loops: bool = flag(True, "of hops: a node is its own neighbor")
+    splits: tuple[str, ...] = ()
+    dtype: None = None
+    seed: int = 0
 
     def asked(self, seed: int) -> HopsRequest | None:
-        if self.operator and not self.hops:
+        """None: there are to be none."""
+        if self.operators and not self.hops:
             raise BadInput.at("--operator", "no --hops", "how often to apply it", "say --hops 2")
-        return self.request(self.hops, self.hop_loops, seed) if self.hops else None
+        return replace(self, seed=seed) if self.hops else None
 
 
 @dataclass(frozen=True)
@@ -175,7 +90,7 @@ class OwnerFlags(OwnerOptions):
 class IngestResources:
     """Resources."""
 
-    mem: str = flag("2G", _MEM, metavar="SIZE")
+    mem_bytes: int = size_flag("2G", _MEM, "--mem")
     fresh: bool = flag(False, _FRESH, "--fresh")
 
 
@@ -194,7 +109,7 @@ class PackFlags:
     """Epochs."""
 
     epochs: int = flag(1, "how many, from epoch 0 on; a session with cycle=P has them again", min=1)
-    hot: str = flag("256M", "rows that stay in memory when the pack is served")
+    hot_bytes: int = size_flag("256M", "rows that stay in memory when the pack is served", "--hot")
     group: str = flag("", "rows that a group of batches reads together; else half of --hot")
 
 

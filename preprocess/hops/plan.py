@@ -152,12 +152,12 @@ def resolve_hops(manifest: Manifest, request: HopsRequest, where: str) -> Resolv
     operators = tuple(
         Operator(
             kind,
-            request.self_loops,
-            {"ppr": request.alpha, "heat": request.t}.get(kind, 0.0),
+            request.hop_loops,
+            {"ppr": request.hop_alpha, "heat": request.t}.get(kind, 0.0),
             request.weighted,
             relation.name if named else "",
         )
-        for kind in request.operators
+        for kind in request.operators or ("sym",)
     )
     dtype = result_dtype(feature, request.dtype)
     sizes = _find_splits(nodes, request, where)
@@ -169,19 +169,20 @@ def resolve_hops(manifest: Manifest, request: HopsRequest, where: str) -> Resolv
 
 
 def _check_numbers(request: HopsRequest) -> None:
-    kinds = get_args(OperatorKind)
     for kind in request.operators:
-        if kind not in kinds:
+        if kind not in list(OperatorKind):
             raise BadInput.at(
-                "--operator", f"{kind!r}", f"one of {', '.join(kinds)}", "choose some of them"
+                "--operator",
+                f"{kind!r}",
+                f"one of {', '.join(OperatorKind)}",
+                "choose some of them",
             )
-    if not request.operators or len(set(request.operators)) < len(request.operators):
-        found = "one twice" if request.operators else "none"
-        raise BadInput.at("--operator", found, "different operators", "name each once")
+    if len(set(request.operators)) < len(request.operators):
+        raise BadInput.at("--operator", "one twice", "different operators", "name each once")
     checks: list[tuple[str, object, bool, str]] = [
         ("--hops", request.hops, 1 <= request.hops <= 64, "1 to 64"),
         ("--seed", request.seed, 0 <= request.seed < 2**63, "0 to 2^63 - 1"),
-        ("--alpha", request.alpha, _MIN_ALPHA <= request.alpha < 1, f"{_MIN_ALPHA:g} to 1"),
+        ("--alpha", request.hop_alpha, _MIN_ALPHA <= request.hop_alpha < 1, f"{_MIN_ALPHA:g} to 1"),
         ("--t", request.t, 0 < request.t <= _MOST_T, f"more than 0, at most {_MOST_T:g}"),
         ("--rows", repr(request.rows), request.rows in get_args(HopRows), "labelled or all"),
         ("--dtype", request.dtype, request.dtype in (None, *get_args(FeatureDtype)),

@@ -1,58 +1,112 @@
-"""What an ingest is asked to do, and propagation: frozen records, read once by the command."""
+"""What an ingest is asked to do, and propagation: frozen records, which the command fills too."""
 
 from dataclasses import dataclass
-from typing import Literal
+from enum import StrEnum
+from typing import Any, ClassVar, Literal
 
+from blockstore.flags import flag, several
 from blockstore.format import DEFAULT_BLOCK_BYTES, PAGE_BYTES, SHARD_BYTES
+from blockstore.units import format_mem, parse_bytes
 from preprocess.errors import BadInput
 from preprocess.partition.influence import NO_WISHES, InfluenceOptions
 from preprocess.partition.partition import PartitionOptions
 
 FeatureDtype = Literal["float32", "float16", "bfloat16", "int8"]
 NodeOrder = Literal["bfs", "degree", "random", "source"]
-OperatorKind = Literal["sym", "row", "ppr", "heat"]
 HopRows = Literal["labelled", "all"]
 Keep = Literal["keep", "drop"]  # of duplicates and self-loops
 Ids = Literal["auto", "uint32", "uint64"]
 _MOST_NODES = {"bfs": 2**31 - 1, "degree": 2**32 - 1, "random": 2**32 - 1}  # bfs takes a bit
 
 
-@dataclass(frozen=True, slots=True)
+class OperatorKind(StrEnum):
+    """Of propagation; typer takes no list of literals."""
+
+    sym = "sym"
+    row = "row"
+    ppr = "ppr"
+    heat = "heat"
+
+
+def read_size(text: str) -> int:
+    """A size as people write it.  Raises BadInput."""
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+
+
+def size_flag(default: str, text: str, *names: str) -> Any:
+    """A field of bytes, given as people write them."""
+    return flag(default, text, *names, typed=str, read=read_size, metavar="SIZE")
+
+
+def _read_shares(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError as error:
+        raise BadInput(f"--split {text!r}: expected shares such as 0.6,0.2,0.2") from error
+
+
+@dataclass(frozen=True)
 class HopsRequest:
     """What is asked for, by name."""
 
-    operators: tuple[str, ...] = ("sym",)
-    hops: int = 2
-    self_loops: bool = True
-    node_type: str = ""  # empty: the only one that has features and a relation with itself
-    feature: str = ""  # empty: its only one, or "x"
-    relation: str = ""  # its name, or "src-name-dst"; empty: the only one of the type with itself
-    rows: HopRows = "labelled"
-    splits: tuple[str, ...] = ()  # of labelled rows; empty: all
-    dtype: FeatureDtype | None = None  # None: that of the features
-    seed: int = 0  # of the order of rows
-    alpha: float = 0.1  # of ppr: probability to go back
-    t: float = 3.0  # of heat: time
-    weighted: bool = False  # by the weights of edges; else each weighs 1
+    panel: ClassVar = "Propagated features"
+    operators: tuple[str, ...] = several(  # none: sym
+        "of hops: sym if not given; several may be", "--operator", of=OperatorKind
+    )
+    hops: int = flag(2, "how often each is applied")
+    # empty: the only one that has features and a relation with itself
+    node_type: str = flag("", "of hops: whose features, if it is not clear", "--type")
+    feature: str = flag("", "of hops: which of several features")  # empty: its only one, or "x"
+    # empty: the only one of the type with itself
+    relation: str = flag("", "of hops: which of several, its name or src-name-dst")
+    rows: HopRows = flag("labelled", "of hops: those of splits that have labels, or of all nodes")
+    hop_alpha: float = flag(0.1, "of ppr: probability to go back", "--alpha")
+    t: float = flag(3.0, "of heat: time")
+    weighted: bool = flag(False, "hops by weights of edges", "--weighted")
+    hop_loops: bool = flag(
+        True, "each node is its own neighbor too", "--self-loops/--no-self-loops"
+    )
+    splits: tuple[str, ...] = several("only this; several may be given", "--split")
+    dtype: FeatureDtype | None = flag(None, "of hops; else as the features")
+    seed: int = flag(0, "of the order of rows")
 
 
-@dataclass(frozen=True, slots=True)
-class IngestOptions:
+@dataclass(frozen=True)
+class SourceOptions:
+    """Source."""
+
+    duplicates: Keep = flag("keep", "equal edges")
+    self_loops: Keep = flag("keep", "edges from a node to itself")
+    allow_nan: bool = flag(False, "take NaN features as they are")
+    split: tuple[float, ...] = flag(
+        "", "if there are no splits: shares of train, valid and test", typed=str, read=_read_shares
+    )
+    leave_out: tuple[str, ...] = several("a split, of nodes or edges; several may be given")
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """Store."""
+
+    dtype: FeatureDtype = flag("float32", "of features in the store")
+    block_bytes: int = size_flag(
+        format_mem(DEFAULT_BLOCK_BYTES), "unit of disk I/O: 4K to 16M", "--block-size"
+    )
+    edge_ids: bool = flag(False, "keep the id of each edge")
+    ids: Ids = flag("auto", "width of node ids")
+    order: NodeOrder = flag("bfs", "of nodes in the store")
+    seed: int = flag(0, "of the random order and of seeded splits")
+
+
+@dataclass(frozen=True)
+class IngestOptions(StoreOptions, SourceOptions):
     """Semantic ones decide the store's bytes; `mem_bytes` never does."""
 
     mem_bytes: int = 2 << 30
-    block_bytes: int = DEFAULT_BLOCK_BYTES
-    dtype: FeatureDtype = "float32"
     undirected: bool = False
-    edge_ids: bool = False
-    order: NodeOrder = "bfs"
-    duplicates: Keep = "keep"
-    self_loops: Keep = "keep"
-    ids: Ids = "auto"
-    allow_nan: bool = False
-    seed: int = 0  # of the random order and of seeded splits
-    split: tuple[float, ...] = ()  # shares of train, valid, test where the source has no splits
-    leave_out: tuple[str, ...] = ()  # splits of the source, by name
     partitioned: bool = False  # a partition of the nodes is given
     partition: PartitionOptions | None = None  # one is to be found
     influence: InfluenceOptions = NO_WISHES  # hubs and halos

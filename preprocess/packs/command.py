@@ -11,9 +11,10 @@ from blockstore.store import open_store
 from blockstore.units import format_bytes
 from loaderd.api.protocol import Attach, Labor
 from loaderd.sampling.packed.format import pack_path
-from preprocess.cli.flags import IngestResources, PackedSampling, PackFlags, PackShow, size
+from preprocess.cli.flags import IngestResources, PackedSampling, PackFlags, PackShow
 from preprocess.errors import BadInput
 from preprocess.hops.hops import default_threads
+from preprocess.ingest.options import read_size
 from preprocess.packs.packs import EpochSampler, PackStages, pack_epochs
 from preprocess.packs.plan import PackJob, PackOptions
 from preprocess.pipeline.disk import existing_folder, measure_disk
@@ -33,8 +34,8 @@ def run_pack(
 ) -> None:
     """Pack, or say what it would take.  Raises what `pack_epochs` does."""
     options = PackOptions(
-        _request(sampling), epochs.epochs, size(epochs.hot),
-        size(epochs.group) if epochs.group else 0, size(resources.mem), default_threads(),
+        _request(sampling), epochs.epochs, epochs.hot_bytes,
+        read_size(epochs.group) if epochs.group else 0, resources.mem_bytes, default_threads(),
     )  # fmt: skip
     if show.dry_run:
         found = dry_run(store, options)

@@ -23,7 +23,7 @@ from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_resume import tree
 
-ASKED = HopsRequest(("sym", "ppr"), hops=2, alpha=0.7)
+ASKED = HopsRequest(("sym", "ppr"), hops=2, hop_alpha=0.7)
 PLAIN = IngestOptions(block_bytes=4096)
 OPTIONS = replace(PLAIN, hops=ASKED)
 
@@ -102,7 +102,7 @@ def test_a_stopped_one_goes_on_in_its_propagation(
 def test_what_cannot_be_is_said_before_anything_is_written(small_graph: Path, tmp_path: Path):
     source, path = PlainSource(small_graph), tmp_path / "once"
     for options, message in (
-        (replace(OPTIONS, hops=replace(ASKED, alpha=2.0)), "hops: --alpha: found 2.0"),
+        (replace(OPTIONS, hops=replace(ASKED, hop_alpha=2.0)), "hops: --alpha: found 2.0"),
         (replace(OPTIONS, hops=replace(ASKED, weighted=True)), "without weights"),
         (replace(OPTIONS, hops=replace(ASKED, node_type="author")), "found type 'author'"),
         (replace(OPTIONS, allow_nan=True), "--hops: found --allow-nan beside it"),

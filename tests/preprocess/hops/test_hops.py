@@ -105,7 +105,7 @@ def test_hops_are_powers_of_dense_matrices(
 ):
     path = tmp_path_factory.mktemp("hops") / "store"
     ingest(graph, path, OPTIONS, QUIET)
-    asked = replace(EVERY, hops=hops, self_loops=loops, weighted=weighted, alpha=alpha, t=t)
+    asked = replace(EVERY, hops=hops, hop_loops=loops, weighted=weighted, hop_alpha=alpha, t=t)
     result = make_hops(path, asked, QUIET)
     verify_store(path)
     store = open_store(path)
@@ -135,7 +135,7 @@ def test_nodes_without_edges_are_as_documented(tmp_path: Path):
     graph.add_relation("n", "to", "n", [(0, 1)])
     ingest(graph, tmp_path / "store", OPTIONS, QUIET)
     for loops, factors in ((False, (0, 0, 0.1, np.exp(-3))), (True, (1, 1, 1, 1))):
-        make_hops(tmp_path / "store", replace(EVERY, self_loops=loops, hops=1), QUIET)
+        make_hops(tmp_path / "store", replace(EVERY, hop_loops=loops, hops=1), QUIET)
         store = open_store(tmp_path / "store")
         found = store.manifest.types[0].hops["all"]
         chains = list(found.operators.values())[-4:]
@@ -197,7 +197,7 @@ def slices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_neither_memory_nor_threads_change_a_byte(
     large_store: Path, tmp_path: Path, dtype: Any, request: pytest.FixtureRequest
 ):
-    asked = HopsRequest(ALL, hops=1, dtype=dtype, weighted=True, alpha=0.7)
+    asked = HopsRequest(ALL, hops=1, dtype=dtype, weighted=True, hop_alpha=0.7)
     shutil.copytree(large_store, tmp_path / "whole")
     shutil.copytree(large_store, tmp_path / "slices")
     whole = make_hops(tmp_path / "whole", asked, QUIET, threads=3)
@@ -335,7 +335,7 @@ def test_one_of_several_types_and_relations(tmp_path: Path):
     graph.add_relation("a", "to", "b", [(1, 2)])
     path = tmp_path / "store"
     ingest(graph, path, OPTIONS, QUIET)
-    asked = HopsRequest(("row",), relation="knows", rows="all", hops=1, self_loops=False)
+    asked = HopsRequest(("row",), relation="knows", rows="all", hops=1, hop_loops=False)
     make_hops(path, asked, QUIET)
     store = open_store(path)
     nodes, found = store.manifest.types[1], store.manifest.types[1].hops["all"]
@@ -500,7 +500,7 @@ def test_hops_of_real_graphs_equal_float64(name: str, dataset, tmp_path: Path):
     (tmp_path / "graph" / "node_feat.npy").unlink()
     np.save(tmp_path / "graph" / "node_feat.npy", few)
     ingest(open_source(tmp_path / "graph").source, tmp_path / "store", IngestOptions(), QUIET)
-    asked = HopsRequest(("sym", "row", "ppr", "heat"), hops=2, splits=("train",), alpha=0.5)
+    asked = HopsRequest(("sym", "row", "ppr", "heat"), hops=2, splits=("train",), hop_alpha=0.5)
     make_hops(tmp_path / "store", asked, QUIET)
     store = open_store(tmp_path / "store")
     (nodes,) = store.manifest.types

@@ -49,11 +49,10 @@ FREE = replace(GOOD, rows="all", splits=())
 PLAIN = HopsRequest(node_type="plain", rows="all", relation="knows", feature="x")
 REFUSED = [
     (replace(GOOD, operators=("gcn",)), "--operator: found 'gcn', expected one of sym, row"),
-    (replace(GOOD, operators=()), "--operator: found none, expected different operators"),
     (replace(GOOD, operators=("row", "row")), "--operator: found one twice"),
     (replace(GOOD, hops=0), "--hops: found 0, expected 1 to 64"),
     (replace(GOOD, seed=-1), "--seed: found -1"),
-    (replace(GOOD, alpha=1.0), "--alpha: found 1.0, expected 0.005 to 1"),
+    (replace(GOOD, hop_alpha=1.0), "--alpha: found 1.0, expected 0.005 to 1"),
     (replace(GOOD, t=0.0), "--t: found 0.0, expected more than 0, at most 20"),
     (replace(GOOD, t=float("nan")), "--t: found nan"),
     (replace(GOOD, rows="some"), "--rows: found 'some', expected labelled or all"),
