@@ -188,7 +188,7 @@ class RemoteClients:
         session = attached.session
         sender = Sender(
             attached, self._credit, self._engine, frames,
-            lambda message, array: self._send_soon(session, message, array), self._engine.release,
+            lambda message, array: self._send_soon(session, message, array),
         )  # fmt: skip
         self._senders[session] = sender, peer.caller, peer.token
 
@@ -232,10 +232,7 @@ class RemoteClients:
     ) -> None:
         """From a thread that answers peers; one that has left needs no answer."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            if array is None:
-                self._loop.call_soon_threadsafe(self._router.send, identity, message)
-            else:
-                self._loop.call_soon_threadsafe(self._router.send_array, identity, message, array)
+            self._loop.call_soon_threadsafe(self._router.send, identity, message, array)
 
     def _send_soon(
         self, session: int, message: Out | Piece, array: NDArray[np.uint8] | None
@@ -246,13 +243,5 @@ class RemoteClients:
 
     def _send(self, session: int, message: Out | Piece, array: NDArray[np.uint8] | None) -> None:
         held = self._senders.get(session)
-        if held is None:
-            return
-        identity = held[1].identity
-        sent = (
-            self._router.send(identity, message)
-            if array is None
-            else self._router.send_array(identity, message, array)
-        )
-        if not sent:
+        if held is not None and not self._router.send(held[1].identity, message, array):
             self._daemon.lost(session)

@@ -1,17 +1,19 @@
 """Batches for another host: gathered out of the arena into pieces, sent against credit."""
 
-import contextlib
+import bisect
+import itertools
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
 from blockstore.kernels.rows import NO_ROW, gather_rows
+from loaderd.api.contents import RowArraySpec
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import (
     Attached,
@@ -113,8 +115,18 @@ class Frames(SendBuffers):
         self._taken, self._memory = [], []
 
 
-@dataclass(frozen=True, slots=True)
-class _ByteRange:
+class _Array(NamedTuple):
+    """An array of what is sent."""
+
+    name: str
+    dtype: str
+    length: int  # items
+    item_bytes: int
+    grain: int  # its bytes are cut at multiples of this
+    copy: Copy
+
+
+class _ByteRange(NamedTuple):
     """A run of bytes of what is sent."""
 
     offset: int
@@ -133,7 +145,6 @@ class Sender:
         engine: StreamService,
         frames: Frames,
         send: Send,
-        release: Callable[[Release], None],
     ) -> None:
         """`credit`: bytes that may be on their way; `send` may be called in any thread, and drops
         its array when it has been sent.  Raises Refused: a buffer does not hold a row."""
@@ -148,7 +159,7 @@ class Sender:
                 "other sessions, or give more --mem"
             )
         self._data, self._slot_bytes = engine.arena.data, engine.arena.slot_bytes
-        self._send, self._release = send, release
+        self._send, self._release = send, engine.release
         self._queue: queue.SimpleQueue[Out | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._run = -1
@@ -238,9 +249,18 @@ class Sender:
             "session": self.session, "run": message.run, "step": message.step,
             "group": _group_of(message),
         }  # fmt: skip
-        with contextlib.closing(self._fill(message.run, regions)) as pieces:
-            for offset, number, size in pieces:
-                self._send(Piece(**place, offset=offset), self.frames.lend(number, size))
+        for offset, size, copies in _cut(regions, self.frames.capacity):
+            number = self.frames.take()
+            try:
+                memory = self.frames.memory(number)
+                for copy, start, stop, at in copies:
+                    self._check(message.run)
+                    copy(start, stop, memory[at : at + stop - start])
+                self._spend(message.run, size)
+            except BaseException:
+                self.frames.put(number)
+                raise
+            self._send(Piece(**place, offset=offset), self.frames.lend(number, size))
         self._give_back(message)
 
     def _give_back(self, message: Carried) -> None:
@@ -264,39 +284,6 @@ class Sender:
                 raise _Ended
             self._sent += num_bytes
 
-    def _fill(
-        self, run: int, regions: Sequence[_ByteRange]
-    ) -> Generator[tuple[int, int, int], None, None]:
-        """Offset of the first byte, number and bytes of buffers; each must be lent at once."""
-        number, first, used, held = self.frames.take(), 0, 0, True
-        try:
-            for region in regions:
-                done = 0
-                while done < region.num_bytes:
-                    self._check(run)
-                    start = region.offset + done
-                    if not used:
-                        first = start
-                    at = start - first
-                    room = (self.frames.capacity - at) // region.grain * region.grain
-                    count = min(region.num_bytes - done, room)
-                    if count > 0:
-                        out = self.frames.memory(number)[at : at + count]
-                        region.copy(done, done + count, out)
-                        done, used = done + count, at + count
-                        continue
-                    self._spend(run, used)
-                    held = False
-                    yield first, number, used
-                    number, used, held = self.frames.take(), 0, True
-            if used:
-                self._spend(run, used)
-                held = False
-                yield first, number, used
-        finally:
-            if held:
-                self.frames.put(number)
-
     # -- what there is to send --------------------------------------------------------------------
 
     def _parcel(self, message: Carried) -> tuple[Carried, list[_ByteRange]]:
@@ -307,140 +294,93 @@ class Sender:
             blob, regions = self._rows(message, 0)
             return structs.replace(message, blob=blob), regions
         structure = message.structure
-        size = _end(structure)
+        size = max((a.offset + _num_bytes(a) for a in structure.arrays), default=0)
         blob, regions = self._rows(message.rows, -(-size // ALIGN) * ALIGN)
         header = structs.replace(
             message,
             structure=structs.replace(structure, slots=()),
             rows=structs.replace(message.rows, blob=blob),
         )
-
-        def copy(start: int, stop: int, out: NDArray[np.uint8]) -> None:
-            self._read(structure, start, stop, out)
-
-        return header, [_ByteRange(0, size, ALIGN, copy), *regions]
+        return header, [_ByteRange(0, size, ALIGN, self._in_slots(structure)), *regions]
 
     def _rows(self, group: RowGroup, offset: int) -> tuple[Blob, list[_ByteRange]]:
         """Positions, where there are any, and rows instead of their addresses."""
+        arrays = []
+        for array in group.blob.arrays:
+            if array.name == "positions":
+                copy = self._in_slots(group.blob, array.offset)
+                arrays.append(_Array("positions", "uint32", group.num_rows, 4, ALIGN, copy))
         named = {a.name: a for a in group.blob.arrays}
-        plain: list[tuple[str, str, int, int, int, Copy]] = []
-        if positions := named.get("positions"):
-            plain.append(
-                ("positions", "uint32", group.num_rows, 4, ALIGN, self._bytes(group, positions))
-            )
         for spec in self._specs:
-            addresses, width = named[f"address:{spec.name}"], spec.row_bytes
-            num, gather = group.num_rows, self._gather(group, addresses, width)
-            if self._typed:
-                num, gather = self._gather_typed(group, addresses, width)
-            plain.append((f"rows:{spec.name}", "uint8", num * width, 1, width, gather))
-        return _lay_out(plain, offset)
-
-    def _bytes(self, group: RowGroup, array: BlobArray) -> Copy:
-        def copy(start: int, stop: int, out: NDArray[np.uint8]) -> None:
-            self._read(group.blob, array.offset + start, array.offset + stop, out)
-
-        return copy
-
-    def _gather(self, group: RowGroup, array: BlobArray, row_bytes: int) -> Copy:
-        def copy(start: int, stop: int, out: NDArray[np.uint8]) -> None:
-            low, high = start // row_bytes, stop // row_bytes
-            addresses = np.empty(high - low, np.uint64)
-            self._read(
-                group.blob, array.offset + 8 * low, array.offset + 8 * high,
-                addresses.view(np.uint8),
-            )  # fmt: skip
+            found = named[f"address:{spec.name}"]
+            addresses = np.empty(group.num_rows, np.uint64)
+            raw = addresses.view(np.uint8)
+            self._in_slots(group.blob, found.offset)(0, raw.size, raw)
             self._check(group.run)  # else they may have been written over by now
-            gather_rows(self._data, addresses, 0, high - low, row_bytes, out)
-
-        return copy
-
-    def _gather_typed(self, group: RowGroup, array: BlobArray, row_bytes: int) -> tuple[int, Copy]:
-        addresses = np.empty(group.num_rows, np.uint64)
-        self._read(
-            group.blob, array.offset, array.offset + addresses.nbytes, addresses.view(np.uint8)
-        )
-        self._check(group.run)
-        addresses = addresses[addresses < NO_ROW]
-
-        def copy(start: int, stop: int, out: NDArray[np.uint8]) -> None:
-            low, high = start // row_bytes, stop // row_bytes
-            gather_rows(self._data, addresses[low:high], 0, high - low, row_bytes, out)
-
-        return addresses.size, copy
-
-    def _read(self, blob: Blob, start: int, stop: int, out: NDArray[np.uint8]) -> None:
-        at = start
-        while at < stop:
-            slot, inside = divmod(at, self._slot_bytes)
-            count = min(stop - at, self._slot_bytes - inside)
-            place = blob.slots[slot] * self._slot_bytes + inside
-            out[at - start : at - start + count] = self._data[place : place + count]
-            at += count
+            if self._typed:
+                addresses = addresses[addresses < NO_ROW]
+            arrays.append(self._gathered(spec, addresses))
+        return _lay_out(arrays, offset)
 
     def _chunk(self, ready: ChunkReady) -> tuple[Carried, list[_ByteRange]]:
         """Rows in the order of the batch, whatever their form."""
         num = ready.num_rows
-        plain: list[tuple[str, str, int, int, int, Copy]] = [
-            ("input_id", "int64", num, 8, ALIGN, self._input_id(ready))
-        ]
+        if ready.index >= 0:
+            ids = self._data[ready.index : ready.index + 8 * num].copy().view(np.int64)
+            self._check(ready.run)
+        else:
+            ranges = zip(ready.first, ready.counts, strict=True)
+            ids = np.concatenate([np.arange(f, f + c, dtype=np.int64) for f, c in ranges])
+        raw = ids.view(np.uint8)
+        arrays = [_Array("input_id", "int64", num, 8, ALIGN, _runs([0], [raw.size], raw))]
         for spec, places in zip(self._specs, ready.places, strict=True):
-            copy = (
-                self._indexed(ready, places[0], spec.row_bytes)
-                if ready.form == "index"
-                else self._ranges(places, ready.counts or (num,), spec.row_bytes)
-            )
-            plain.append(
-                (f"rows:{spec.name}", "uint8", num * spec.row_bytes, 1, spec.row_bytes, copy)
-            )
-        blob, regions = _lay_out(plain, 0)
+            if ready.form == "index":
+                addresses = ids.astype(np.uint64) * np.uint64(spec.row_bytes)
+                arrays.append(self._gathered(spec, addresses + np.uint64(places[0])))
+            else:
+                sizes = [count * spec.row_bytes for count in ready.counts or (num,)]
+                arrays.append(_rows_of(spec, num, _runs(places, sizes, self._data)))
+        blob, regions = _lay_out(arrays, 0)
         header = structs.replace(
             ready, form="pieces", first=(), counts=(), places=(), index=-1, pieces=blob
         )
         return header, regions
 
-    def _input_id(self, ready: ChunkReady) -> Copy:
-        if ready.index >= 0:
-
-            def copy(start: int, stop: int, out: NDArray[np.uint8]) -> None:
-                out[:] = self._data[ready.index + start : ready.index + stop]
-
-            return copy
-        ranges = zip(ready.first, ready.counts, strict=True)
-        ids = np.concatenate([np.arange(f, f + c, dtype=np.int64) for f, c in ranges])
-        raw = ids.view(np.uint8)
-
-        def copy_ids(start: int, stop: int, out: NDArray[np.uint8]) -> None:
-            out[:] = raw[start:stop]
-
-        return copy_ids
-
-    def _ranges(self, places: Sequence[int], counts: Sequence[int], row_bytes: int) -> Copy:
-        ends = np.cumsum(np.asarray(counts, np.int64) * row_bytes)
+    def _gathered(self, spec: RowArraySpec, addresses: NDArray[np.uint64]) -> _Array:
+        """Rows from anywhere in the arena."""
+        width = spec.row_bytes
 
         def copy(start: int, stop: int, out: NDArray[np.uint8]) -> None:
-            at = start
-            r = int(np.searchsorted(ends, start, side="right"))
-            while at < stop:
-                begin = int(ends[r]) - counts[r] * row_bytes
-                count = min(stop, int(ends[r])) - at
-                place = places[r] + at - begin
-                out[at - start : at - start + count] = self._data[place : place + count]
-                at, r = at + count, r + 1
+            gather = addresses[start // width : stop // width]
+            gather_rows(self._data, gather, 0, gather.size, width, out)
 
-        return copy
+        return _rows_of(spec, addresses.size, copy)
 
-    def _indexed(self, ready: ChunkReady, place: int, row_bytes: int) -> Copy:
-        def copy(start: int, stop: int, out: NDArray[np.uint8]) -> None:
-            low, high = start // row_bytes, stop // row_bytes
-            raw = self._data[ready.index + 8 * low : ready.index + 8 * high]
-            addresses = raw.copy().view(np.uint64)
-            self._check(ready.run)
-            addresses *= np.uint64(row_bytes)
-            addresses += np.uint64(place)
-            gather_rows(self._data, addresses, 0, high - low, row_bytes, out)
+    def _in_slots(self, blob: Blob, offset: int = 0) -> Copy:
+        """The bytes of a blob from `offset` on."""
+        size = self._slot_bytes
+        copy = _runs([s * size for s in blob.slots], [size] * len(blob.slots), self._data)
+        return lambda start, stop, out: copy(offset + start, offset + stop, out)
 
-        return copy
+
+def _runs(places: Sequence[int], sizes: Sequence[int], data: NDArray[np.uint8]) -> Copy:
+    """Runs of bytes of `data`, one after the other."""
+    ends = list(itertools.accumulate(sizes))
+
+    def copy(start: int, stop: int, out: NDArray[np.uint8]) -> None:
+        at, run = start, bisect.bisect_right(ends, start)
+        while at < stop:
+            count = min(stop, ends[run]) - at
+            place = places[run] + sizes[run] - (ends[run] - at)
+            out[at - start : at - start + count] = data[place : place + count]
+            at, run = at + count, run + 1
+
+    return copy
+
+
+def _rows_of(spec: RowArraySpec, num: int, copy: Copy) -> _Array:
+    width = spec.row_bytes
+    return _Array(f"rows:{spec.name}", "uint8", num * width, 1, width, copy)
 
 
 def _group_of(message: Carried) -> int:
@@ -449,17 +389,39 @@ def _group_of(message: Carried) -> int:
     return rows.group if isinstance(rows, RowGroup) else 0
 
 
-def _end(blob: Blob) -> int:
-    return max((a.offset + a.length * np.dtype(a.dtype).itemsize for a in blob.arrays), default=0)
+def _num_bytes(array: BlobArray) -> int:
+    return array.length * np.dtype(array.dtype).itemsize
 
 
-def _lay_out(
-    plain: Sequence[tuple[str, str, int, int, int, Copy]], offset: int
-) -> tuple[Blob, list[_ByteRange]]:
-    """Arrays (name, dtype, items, bytes of one, grain, copy) one after the other."""
-    arrays, regions = [], []
-    for name, dtype, length, item, grain, copy in plain:
-        arrays.append(BlobArray(name, dtype, offset, length))
-        regions.append(_ByteRange(offset, length * item, grain, copy))
-        offset += -(-length * item // ALIGN) * ALIGN
-    return Blob((), tuple(arrays)), regions
+def _lay_out(arrays: Sequence[_Array], offset: int) -> tuple[Blob, list[_ByteRange]]:
+    """Arrays one after the other."""
+    placed, regions = [], []
+    for array in arrays:
+        num_bytes = array.length * array.item_bytes
+        placed.append(BlobArray(array.name, array.dtype, offset, array.length))
+        regions.append(_ByteRange(offset, num_bytes, array.grain, array.copy))
+        offset += -(-num_bytes // ALIGN) * ALIGN
+    return Blob((), tuple(placed)), regions
+
+
+def _cut(
+    regions: Sequence[_ByteRange], capacity: int
+) -> Iterator[tuple[int, int, list[tuple[Copy, int, int, int]]]]:
+    """Pieces of at most `capacity` bytes: offset, bytes, and what is copied to where in it."""
+    copies, first, used = list[tuple[Copy, int, int, int]](), 0, 0
+    for region in regions:
+        done = 0
+        while done < region.num_bytes:
+            if not copies:
+                first = region.offset + done
+            at = region.offset + done - first
+            room = (capacity - at) // region.grain * region.grain
+            count = min(region.num_bytes - done, room)
+            if count > 0:
+                copies.append((region.copy, done, done + count, at))
+                done, used = done + count, at + count
+            else:
+                yield first, used, copies
+                copies = []
+    if copies:
+        yield first, used, copies

@@ -96,22 +96,19 @@ class TcpRouter:
         """Where it listens; a port that was chosen is in it."""
         return bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
 
-    def send(self, identity: bytes, message: Message) -> bool:
-        """Queue a message without waiting; False where the peer vanished or reads nothing."""
-        try:
-            self._socket.send_multipart([identity, encode(message)], zmq.NOBLOCK)
-        except zmq.ZMQError:  # EHOSTUNREACH, EAGAIN; ENOTSOCK once closed
-            return False
-        finally:
-            self._look_soon()
-        return True
+    def send(
+        self, identity: bytes, message: Message, array: NDArray[np.uint8] | None = None
+    ) -> bool:
+        """Queue a message without waiting; False where the peer vanished or reads nothing.
 
-    def send_array(self, identity: bytes, message: Message, array: NDArray[np.uint8]) -> bool:
-        """The same with bytes after it, which are not copied: `array` is held until they left."""
+        array   bytes after it, which are not copied: it is held until they left
+        """
+        more = 0 if array is None else zmq.SNDMORE
         try:
-            self._socket.send_multipart([identity, encode(message)], zmq.NOBLOCK | zmq.SNDMORE)
-            self._socket.send(array.data, zmq.NOBLOCK, copy=False)
-        except zmq.ZMQError:
+            self._socket.send_multipart([identity, encode(message)], zmq.NOBLOCK | more)
+            if array is not None:
+                self._socket.send(array.data, zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError:  # EHOSTUNREACH, EAGAIN; ENOTSOCK once closed
             return False
         finally:
             self._look_soon()

@@ -53,14 +53,13 @@ class World:
         self.broker = Broker()
         self.sent: queue.Queue[tuple[Any, Any]] = queue.Queue()
         self.released: queue.Queue[Release] = queue.Queue()
+        self.release = self.released.put
         self.frames = Frames(self)
         attached = Attached(
             request=1, session=3, resolved=RESOLVED, plan="minibatch", num_steps=9, window=2,
             rows=SPECS, types=types, relations=(("n", "to", "n"),),
         )  # fmt: skip
-        self.sender = Sender(
-            attached, credit, self, self.frames, lambda *m: self.sent.put(m), self.released.put
-        )
+        self.sender = Sender(attached, credit, self, self.frames, lambda *m: self.sent.put(m))
         self.sender.begin(1)
 
     def receive(self) -> tuple[Any, Any]:
@@ -247,7 +246,7 @@ def test_a_row_that_no_buffer_holds_is_refused():
         rows=(wide,), types=("n",), relations=(),
     )  # fmt: skip
     with pytest.raises(Refused, match="a row has"):
-        Sender(attached, 1, world, world.frames, world.sent.put, world.released.put)
+        Sender(attached, 1, world, world.frames, world.sent.put)
     world.sender.close()
 
 
