@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import zmq
 from numpy.typing import NDArray
-from zmq.utils.monitor import recv_monitor_message
 
 from clients.connection.session import INTACT, Attachment, Session, welcome_of
-from loaderd.api.errors import BadMessage, NoDaemon, Refused
+from loaderd.api.errors import BadMessage, NoDaemon
 from loaderd.api.protocol import (
     LEASE_S,
     Attach,
@@ -30,12 +29,11 @@ from loaderd.api.protocol import (
     Resolved,
     RowGroup,
     Taken,
-    Welcome,
     decode_daemon,
     encode,
 )
 from loaderd.api.tcp import SCHEME, check_reachable, parse_tcp
-from loaderd.server.curve import client_options, watched
+from loaderd.server.curve import TcpConnection, client_options, watched
 
 WELCOME_TIMEOUT_S = 10.0
 
@@ -53,17 +51,15 @@ class RemoteAttachment(Attachment):
         check_reachable(address)
         self.data, self.stamp, self.slot_bytes = np.empty(0, np.uint8), INTACT, 1
         self.context = zmq.Context()
-        self._control: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
-        self._monitor = watched(self._control)
+        self._control = TcpConnection(self.context, address, [(zmq.RCVHWM, 0)])
         try:
-            for option, value in (
-                (zmq.RECONNECT_IVL, -1), (zmq.LINGER, 0), (zmq.RCVHWM, 0), *self.options,
-            ):  # fmt: skip
-                self._control.setsockopt(option, value)
-            self._control.connect(self.address)
-            welcome = self._greet()
+            self._control.send(Hello())
+            frames = self._control.receive(WELCOME_TIMEOUT_S)
+            if frames is None:
+                raise NoDaemon(f"{self.endpoint}: the daemon does not answer")
+            welcome = welcome_of(bytes(frames[0]), self.endpoint)
         except BaseException:
-            self._end_control()
+            self._control.close()
             self.context.term()
             raise
         self.token, self.stores = welcome.token, welcome.stores
@@ -88,27 +84,10 @@ class RemoteAttachment(Attachment):
         for end in (self.door, self._far, self._wake, self._woken):
             end.close()
 
-    def _greet(self) -> Welcome:
-        self._control.send(encode(Hello()))
-        poller = zmq.Poller()
-        poller.register(self._control, zmq.POLLIN)
-        poller.register(self._monitor, zmq.POLLIN)
-        ready = dict(poller.poll(int(1000 * WELCOME_TIMEOUT_S)))
-        if self._control not in ready:
-            event = recv_monitor_message(self._monitor)["event"] if ready else None
-            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                raise Refused(
-                    f"{self.endpoint}: the daemon does not let this side's key in; add the line of "
-                    "public.key to its authorized_keys"
-                )
-            how = "hangs up: do both sides have each other's keys?" if ready else "does not answer"
-            raise NoDaemon(f"{self.endpoint}: the daemon {how}")
-        return welcome_of(self._control.recv(), self.endpoint)
-
     def _keep_up(self) -> None:
         """In the thread: answer heartbeats, until the daemon is gone or this side closes."""
-        poller = zmq.Poller()
-        for watched_socket in (self._control, self._monitor, self._woken):
+        poller, dealer, monitor = zmq.Poller(), self._control.dealer, self._control.monitor
+        for watched_socket in (dealer, monitor, self._woken):
             poller.register(watched_socket, zmq.POLLIN | zmq.POLLERR)
         heard = time.monotonic()
         while time.monotonic() - heard < LEASE_S:
@@ -117,24 +96,19 @@ class RemoteAttachment(Attachment):
                 break
             try:
                 while True:
-                    message = decode_daemon(self._control.recv(zmq.NOBLOCK))
+                    message = decode_daemon(dealer.recv(zmq.NOBLOCK))
                     if isinstance(message, ErrorReply):  # this side's lease has ended
                         raise BadMessage(message.message)
                     heard = time.monotonic()
-                    self._control.send(encode(Heartbeat(token=self.token)), zmq.NOBLOCK)
+                    dealer.send(encode(Heartbeat(token=self.token)), zmq.NOBLOCK)
             except zmq.Again:
                 pass
             except BadMessage:
                 break
-            if self._monitor in ready:
+            if monitor in ready:
                 break
         self._far.close()
-        self._end_control()
-
-    def _end_control(self) -> None:
-        self._control.disable_monitor()
-        self._monitor.close(0)
-        self._control.close(0)
+        self._control.close()
 
 
 class RemoteSession(Session):

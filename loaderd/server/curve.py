@@ -1,13 +1,16 @@
-"""CURVE: new keys, options of sockets, and who may come in (ZAP, by pyzmq's authenticator)."""
+"""Over tcp: keys (CURVE), connections to daemons, and who may come in (ZAP, by pyzmq's part)."""
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import zmq
 from zmq.auth.asyncio import AsyncioAuthenticator
+from zmq.utils.monitor import recv_monitor_message
 
-from loaderd.api.errors import Refused
+from loaderd.api.errors import NoDaemon, Refused
 from loaderd.api.keys import Authorized, KeyPair, client_keys
+from loaderd.api.protocol import Message, encode
 from loaderd.api.tcp import TcpAddress
 from loaderd.monitoring.logs import Throttle, tell
 
@@ -60,6 +63,61 @@ def watched(dealer: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
     """A socket on which the end of a DEALER's connection is told; ask before it connects."""
     monitor: zmq.Socket[bytes] = dealer.get_monitor_socket(_ENDS)
     return monitor
+
+
+class TcpConnection:
+    """A DEALER's connection to a daemon on another host; one thread at a time."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        address: TcpAddress,
+        options: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Begins to connect, once.  Raises Refused: there are no keys for that address."""
+        self.address = address
+        keys = client_options(address)
+        self.dealer: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        self.monitor = watched(self.dealer)
+        self._poller = zmq.Poller()
+        for option, value in ((zmq.RECONNECT_IVL, -1), (zmq.LINGER, 0), *options, *keys):
+            self.dealer.setsockopt(option, value)
+        self.dealer.connect(address.place)
+        self._poller.register(self.dealer, zmq.POLLIN)
+        self._poller.register(self.monitor, zmq.POLLIN)
+
+    def send(self, message: Message) -> None:
+        """Raises NoDaemon: the connection has ended meanwhile."""
+        try:
+            self.dealer.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again as error:
+            raise NoDaemon(f"{self.address.place}: no daemon answers there") from error
+
+    def receive(self, wait_s: float) -> list[memoryview] | None:
+        """The frames of the next message; None: none came in that time.
+
+        Raises NoDaemon: the connection has ended; Refused: the key is not let in.
+        """
+        ready = dict(self._poller.poll(int(1000 * wait_s)))
+        if self.dealer in ready:
+            return [frame.buffer for frame in self.dealer.recv_multipart(copy=False)]
+        if self.monitor in ready:
+            event = recv_monitor_message(self.monitor)["event"]
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                raise Refused(
+                    f"{self.address.place}: this side's key is not let in; add the line of its "
+                    "public.key to authorized_keys there"
+                )
+            raise NoDaemon(
+                f"{self.address.place}: no daemon answers there; if one serves, do both sides have "
+                "each other's keys?"
+            )
+        return None
+
+    def close(self) -> None:
+        self.dealer.disable_monitor()
+        self.monitor.close(0)
+        self.dealer.close(0)
 
 
 class KeyAuthenticator(AsyncioAuthenticator):

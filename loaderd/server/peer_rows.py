@@ -22,12 +22,13 @@ from loaderd.api.peers import PeerAddresses, part_with_peers
 from loaderd.api.protocol import ErrorReply, RowsGiven, RowsWanted, decode_daemon
 from loaderd.api.requests import MAX_ROW_BYTES, most_rows, rows_crc
 from loaderd.api.tcp import TcpAddress
-from loaderd.server.transport import PeerConnection, Sockets
+from loaderd.server.curve import TcpConnection
+from loaderd.server.transport import Sockets
 
 THREADS = 8  # each has one request of MAX_ROW_BYTES on its way: 8 MiB, of all peers
 ANSWER_S = 5.0  # for a peer to answer; then its connection is given up
 RETRY_S = 0.2  # between two attempts
-_LOOK_MS = 200  # between two looks whether this side ends
+_LOOK_S = 0.2  # between two looks whether this side ends
 
 
 class PeerRows(Closing):
@@ -40,7 +41,7 @@ class PeerRows(Closing):
         self._numbers = 0
         self._lock = threading.Lock()
         self._ending = threading.Event()
-        self._idle: dict[TcpAddress, list[PeerConnection]] = {}
+        self._idle: dict[TcpAddress, list[TcpConnection]] = {}
         self._replica: dict[int, int] = {}  # of each server: the one that answered last
         self._counts = dict.fromkeys(
             ("peer_requests", "peer_rows_asked", "peer_bytes_asked", "peer_retries"), 0
@@ -120,7 +121,7 @@ class PeerRows(Closing):
         with self._lock:
             idle = self._idle.setdefault(address, [])
             connection = idle.pop() if idle else None
-        connection = connection or PeerConnection(self._sockets, address)
+        connection = connection or self._sockets.connect(address)
         try:
             connection.send(wanted)
             found = self._answer(connection, wanted, size)
@@ -136,7 +137,7 @@ class PeerRows(Closing):
         return found
 
     def _answer(
-        self, connection: PeerConnection, wanted: RowsWanted, size: int
+        self, connection: TcpConnection, wanted: RowsWanted, size: int
     ) -> NDArray[np.uint8]:
         place, end = connection.address.place, time.monotonic() + ANSWER_S
         frames = None
@@ -145,7 +146,7 @@ class PeerRows(Closing):
                 raise ShuttingDown("this daemon is shutting down")
             if time.monotonic() > end:
                 raise NoDaemon(f"{place}: no answer in {ANSWER_S:g} s")
-            frames = connection.receive(_LOOK_MS)
+            frames = connection.receive(_LOOK_S)
         message = decode_daemon(frames[0])
         if isinstance(message, ErrorReply):
             known = ShuttingDown if message.error == ShuttingDown.__name__ else Refused

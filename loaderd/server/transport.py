@@ -2,21 +2,21 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from contextlib import closing
+from typing import Any, TypeAlias
 
 import numpy as np
 import zmq
 from numpy.typing import NDArray
-from zmq.utils.monitor import recv_monitor_message
 
 from loaderd.api.endpoint import Endpoint, connect, parse_endpoint
 from loaderd.api.errors import BadMessage, DaemonError, NoDaemon, Refused
 from loaderd.api.keys import Authorized, KeyPair
 from loaderd.api.protocol import LEASE_S, Message, StatusReply, StatusRequest, decode_daemon, encode
 from loaderd.api.tcp import SCHEME, TcpAddress, check_reachable, parse_tcp
-from loaderd.server.curve import KeyAuthenticator, client_options, server_options, watched
+from loaderd.server.curve import KeyAuthenticator, TcpConnection, server_options
 
-ANSWER_MS = 5000
+ANSWER_S = 5.0  # for a daemon to answer
 SEND_QUEUE = 100_000  # messages to one peer; a window of batches is far below
 RECEIVE_QUEUE = 32  # messages of one peer; then it waits
 FRAME_BYTES = 1 << 19  # a peer that sends a larger one is cut off
@@ -29,6 +29,7 @@ GIVEN = 1 << 20  # bytes of rows that a peer sends at once
 WAITING = 128  # connections over tcp that are not accepted yet
 
 Frame = bytes | memoryview
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 Receive = Callable[[bytes, str, list[Frame]], None]  # identity, public key of the peer, frames
 
 
@@ -54,7 +55,7 @@ class TcpRouter:
         Raises Refused: the address cannot be had.
         """
         self._receive, self._loop = receive, asyncio.get_running_loop()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._context: Context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.copy_threshold = 0  # arrays lie in the arena: no second memory for them
         self._looks = False  # a look at the socket is scheduled
@@ -175,102 +176,59 @@ def _key_of(frame: Any) -> str:
 
 def ask_status(endpoint: Endpoint | TcpAddress) -> StatusReply:
     """What the daemon at the endpoint says of itself.  Raises NoDaemon, Refused."""
-    remote = isinstance(endpoint, TcpAddress)
-    door = None
-    if isinstance(endpoint, TcpAddress):
-        check_reachable(endpoint)
-    else:
-        door = connect(endpoint)
-    context = zmq.Context()
-    dealer: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-    try:
-        dealer.setsockopt(zmq.LINGER, 0)
+    with zmq.Context() as context:
         if isinstance(endpoint, TcpAddress):
-            for option, value in client_options(endpoint):
-                dealer.setsockopt(option, value)
-        dealer.connect(endpoint.place if isinstance(endpoint, TcpAddress) else str(endpoint))
+            frame = _ask_over_tcp(context, endpoint)
+        else:
+            frame = _ask_here(context, endpoint)
+    if frame is None:
+        raise NoDaemon(f"{endpoint}: the daemon does not answer within {ANSWER_S:g} s")
+    try:
+        reply = decode_daemon(frame)
+    except BadMessage as error:
+        raise DaemonError(f"{endpoint}: {error}") from error
+    if not isinstance(reply, StatusReply):
+        what = type(reply).__name__
+        raise DaemonError(f"{endpoint}: the answer is {what}, expected a status")
+    return reply
+
+
+def _ask_over_tcp(context: Context, address: TcpAddress) -> bytes | None:
+    check_reachable(address)
+    with closing(TcpConnection(context, address)) as connection:
+        connection.send(StatusRequest())
+        frames = connection.receive(ANSWER_S)
+        return bytes(frames[0]) if frames else None
+
+
+def _ask_here(context: Context, endpoint: Endpoint) -> bytes | None:
+    with connect(endpoint) as door, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(str(endpoint))
         dealer.send(encode(StatusRequest()))
         poller = zmq.Poller()
         poller.register(dealer, zmq.POLLIN)
-        if door is not None:
-            poller.register(door, zmq.POLLERR)  # its hang-up
-        ready = dict(poller.poll(ANSWER_MS))
-        if dealer not in ready:
-            how = "went away" if ready else f"does not answer within {ANSWER_MS / 1000:g} s"
-            keys = "; is this side's key in its authorized_keys?" if remote else ""
-            raise NoDaemon(f"{endpoint}: the daemon {how}{keys}")
-        reply = decode_daemon(dealer.recv())
-        if not isinstance(reply, StatusReply):
-            what = type(reply).__name__
-            raise DaemonError(f"{endpoint}: the answer is {what}, expected a status")
-        return reply
-    except BadMessage as error:
-        raise DaemonError(f"{endpoint}: {error}") from error
-    finally:
-        dealer.close()
-        context.term()
-        if door is not None:
-            door.close()
+        poller.register(door, zmq.POLLERR)  # its hang-up
+        ready = dict(poller.poll(int(1000 * ANSWER_S)))
+        if ready and dealer not in ready:
+            raise NoDaemon(f"{endpoint}: the daemon went away")
+        return dealer.recv() if ready else None
 
 
 class Sockets:
-    """Where the sockets to peers come from.  `close` it after the last of them."""
+    """Where the connections to peers come from.  `close` it after the last of them."""
 
     def __init__(self) -> None:
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self.context: Context = zmq.Context(io_threads=1)
+
+    def connect(self, address: TcpAddress) -> TcpConnection:
+        """For one request at a time.  Raises Refused: there are no keys for that address."""
+        largest = 2 * MESSAGE_BYTES + GIVEN
+        options = (zmq.MAXMSGSIZE, largest), (zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        return TcpConnection(self.context, address, options)
 
     def close(self) -> None:
         self.context.term()
-
-
-class PeerConnection:
-    """A connection to another daemon, for one request at a time; any thread, one after another."""
-
-    def __init__(self, sockets: Sockets, address: TcpAddress) -> None:
-        """Begins to connect.  Raises Refused: there are no keys for that address."""
-        self.address = address
-        options = client_options(address)
-        self._socket = sockets.context.socket(zmq.DEALER)
-        self._monitor = watched(self._socket)
-        self._poller = zmq.Poller()
-        for option, value in (
-            (zmq.RECONNECT_IVL, -1), (zmq.LINGER, 0), (zmq.MAXMSGSIZE, 2 * MESSAGE_BYTES + GIVEN),
-            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS), *options,
-        ):  # fmt: skip
-            self._socket.setsockopt(option, value)
-        self._socket.connect(address.place)
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
-
-    def send(self, message: Message) -> None:
-        """Raises NoDaemon: the connection has ended meanwhile."""
-        try:
-            self._socket.send(encode(message), zmq.NOBLOCK)
-        except zmq.Again as error:
-            raise NoDaemon(f"{self.address.place}: no daemon answers there") from error
-
-    def receive(self, wait_ms: int) -> list[memoryview] | None:
-        """The frames of the next message; None: none came in that time.
-
-        Raises NoDaemon: the connection has ended; Refused: the key is not let in.
-        """
-        ready = dict(self._poller.poll(wait_ms))
-        if self._socket in ready:
-            return [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
-        if self._monitor in ready:
-            event = recv_monitor_message(self._monitor)["event"]
-            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                raise Refused(
-                    f"{self.address.place}: this daemon's key is not let in; add the line of its "
-                    "public.key to authorized_keys there"
-                )
-            raise NoDaemon(f"{self.address.place}: no daemon answers there")
-        return None
-
-    def close(self) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close()
-        self._socket.close()
 
 
 def parse_either(text: str) -> Endpoint | TcpAddress:

@@ -290,7 +290,7 @@ def test_an_idle_daemon_is_light(shared):
 
 
 def test_a_daemon_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(transport, "ANSWER_MS", 50)
+    monkeypatch.setattr(transport, "ANSWER_S", 0.05)
     with Shell(tmp_path) as shell:
         shell.engine.may_idle.clear()
         hangs = threading.Event()

@@ -282,7 +282,7 @@ def test_who_has_no_key_is_turned_away(guarded, monkeypatch, tmp_path):
         len(NeighborDataset(guarded.remote, **OPTIONS))  # speaks without keys
     stranger = guarded.keys["stranger"]
     (stranger / KNOWN).write_text((guarded.keys["known"] / KNOWN).read_text())
-    with pytest.raises(Refused, match="does not let this side's key in"):
+    with pytest.raises(Refused, match="this side's key is not let in"):
         len(NeighborDataset(f"{guarded.remote}?keys={stranger}", **OPTIONS))
     (stranger / KNOWN).write_text((stranger / "public.key").read_text().split()[0] + " *\n")
     with pytest.raises(NoDaemon, match=r"each other's keys|does not answer"):

@@ -14,7 +14,7 @@ from loaderd.api.protocol import ErrorReply, RowsGiven, RowsWanted, decode_daemo
 from loaderd.api.requests import MAX_ROW_IDS
 from loaderd.api.tcp import parse_tcp
 from loaderd.server.peer_rows import PeerRows
-from loaderd.server.transport import PeerConnection, Sockets
+from loaderd.server.transport import Sockets
 from tests.graphs import make_csc
 from tests.loaderd.parts import make_parts
 from tests.loaderd.threaded import serving
@@ -47,7 +47,7 @@ class Asking:
 
     def __init__(self, part: Path, address: str) -> None:
         self.store, self.sockets = open_store(part), Sockets()
-        self.connection = PeerConnection(self.sockets, parse_tcp(address))
+        self.connection = self.sockets.connect(parse_tcp(address))
 
     def wanted(self, ids: list[int], **other: object) -> RowsWanted:
         part = self.store.part
@@ -58,9 +58,9 @@ class Asking:
         }  # fmt: skip
         return RowsWanted(**(fields | other))  # type: ignore[arg-type]
 
-    def answer(self, message: RowsWanted, wait_ms: int = 5000) -> list[memoryview] | None:
+    def answer(self, message: RowsWanted, wait_s: float = 5.0) -> list[memoryview] | None:
         self.connection.send(message)
-        return self.connection.receive(wait_ms)
+        return self.connection.receive(wait_s)
 
     def close(self) -> None:
         self.connection.close()
@@ -101,7 +101,7 @@ def test_wrong_ids_end_the_connection(parts: list[Path], served: str, ids: list[
     assert isinstance(reply, ErrorReply)
     assert reply.error == "BadMessage"
     assert match in reply.message
-    assert peer.answer(peer.wanted([1]), 400) is None  # nothing more is answered
+    assert peer.answer(peer.wanted([1]), 0.4) is None  # nothing more is answered
     peer.close()
     again = Asking(parts[1], served)
     assert again.answer(again.wanted([1])) is not None
@@ -132,7 +132,7 @@ def test_damaged_frames_do_no_harm(parts: list[Path], served: str):
         for _ in range(random.randint(1, 4)):
             raw[random.randrange(len(raw))] = random.randrange(256)
         peer = Asking(parts[1], served)
-        peer.connection._socket.send(bytes(raw[: random.randint(1, len(raw))]))
+        peer.connection.dealer.send(bytes(raw[: random.randint(1, len(raw))]))
         peer.close()
     assert good.answer(good.wanted([1])) is not None
     good.close()
