@@ -1,6 +1,8 @@
 """What each plan did when it was tried, and which to take."""
 
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +15,6 @@ from blockstore.units import format_bytes
 from loaderd.api.errors import Refused
 from loaderd.api.placement import TRAINING_BYTES, HopAdvice, HopFacts, advise_hops
 from loaderd.api.protocol import Attach
-from loaderd.cli.advise.accelerator import free_bytes
 from loaderd.cli.advise.owners import OwnersQuestion, SplitAdvice, advise_split
 from loaderd.cli.advise.trial import PlanTrial, try_plan
 from loaderd.memory.ledger import EngineSettings
@@ -29,6 +30,7 @@ from loaderd.sessions.seeds import count_seeds
 _WORTH = 0.7  # of the time of equal batches: other batches are advised where they take no more
 _ENOUGH = 0.8  # of a training node's neighbors: other batches are advised where so many are kept
 _FEW = 0.1  # of the bytes of all rows: what is read of arrays that stay in memory, at most
+_DRIVER_S = 20.0  # for an accelerator's driver to answer
 _MACRO_BYTES = 64 << 20  # of a macro-batch for each second: a trial has to see several of them
 
 
@@ -47,33 +49,6 @@ class Line:
     @property
     def name(self) -> str:
         return f"{self.plan}, {self.options}" if self.options else self.plan
-
-    @property
-    def _epochs(self) -> float:
-        assert self.trial is not None
-        return self.trial.num_steps / self.trial.batches
-
-    @property
-    def epoch_s(self) -> float:
-        """Seconds of an epoch, at the pace of the trial."""
-        assert self.trial is not None
-        return self.trial.seconds * self._epochs
-
-    @property
-    def epoch_bytes(self) -> int:
-        assert self.trial is not None
-        return int(self.trial.num_bytes * self._epochs)
-
-    @property
-    def cores(self) -> float:
-        """Cores that were at work on average, those of the readers included."""
-        assert self.trial is not None
-        return self.trial.cpu_s / self.trial.seconds
-
-    @property
-    def bytes_per_s(self) -> float:
-        assert self.trial is not None
-        return self.trial.num_bytes / self.trial.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,37 +150,34 @@ def choose(lines: Sequence[Line]) -> tuple[str, str, str]:
     The fastest of the plans with equal batches, or another one that is faster by much: of these
     the one that keeps most neighbors, where it is known to keep enough of them.
     """
-    equal = sorted((p for p in lines if p.trial and p.batches == "equal"), key=_pace)
+    tried = [(line, line.trial) for line in lines if line.trial]
+    equal = [(line, trial) for line, trial in tried if line.batches == "equal"]
     if not equal:
         return "", "", f"no plan can run: {lines[0].refused}"
-    best = equal[0]
-    others = [p for p in lines if p.trial and p.batches == "others"]
+    best, pace = min(equal, key=lambda found: found[1].epoch_s)
+    others = [(line, trial) for line, trial in tried if line.batches == "others"]
     if not others:
-        return best.plan, best.options, _why(best)
-    other = min(others, key=lambda p: (-p.kept, p.epoch_s))
-    if other.epoch_s > _WORTH * best.epoch_s:
-        more = f"{other.name}, {other.epoch_s:.3g} s, is not worth other batches"
+        return best.plan, best.options, _why(pace)
+    other, its = min(others, key=lambda found: (-found[0].kept, found[1].epoch_s))
+    if its.epoch_s > _WORTH * pace.epoch_s:
+        more = f"{other.name}, {its.epoch_s:.3g} s, is not worth other batches"
     elif other.kept < _ENOUGH:
         more = (
-            f"{other.name} takes {other.epoch_s:.3g} s, but is known to keep "
+            f"{other.name} takes {its.epoch_s:.3g} s, but is known to keep "
             f"{max(0.0, other.kept):.0%} of a training node's neighbors only: advised from "
             f"{_ENOUGH:.0%} on"
         )
     else:
-        more = f"against {best.epoch_s:.3g} s of {best.name}; other batches"
-        best = other
-    return best.plan, best.options, f"{_why(best)}; {more}"
+        more = f"against {pace.epoch_s:.3g} s of {best.name}; other batches"
+        best, pace = other, its
+    return best.plan, best.options, f"{_why(pace)}; {more}"
 
 
-def _pace(line: Line) -> float:
-    return line.epoch_s
-
-
-def _why(line: Line) -> str:
-    pace = f"{line.epoch_s:.3g} s an epoch"
-    if line.epoch_bytes == 0:
+def _why(trial: PlanTrial) -> str:
+    pace = f"{trial.epoch_s:.3g} s an epoch"
+    if trial.epoch_bytes == 0:
         return f"{pace}: everything stays in memory, nothing is read"
-    return f"{pace}, {format_bytes(line.epoch_bytes)} read"
+    return f"{pace}, {format_bytes(trial.epoch_bytes)} read"
 
 
 def kept_neighbors(manifest: Manifest, partitions: int, halos: bool) -> tuple[float, str]:
@@ -234,7 +206,7 @@ def kept_neighbors(manifest: Manifest, partitions: int, halos: bool) -> tuple[fl
 
 def _hop_advice(manifest: Manifest, request: Attach, lines: Sequence[Line]) -> HopAdvice | None:
     """Where rows of hops had best lie, given what memory an accelerator has free now."""
-    tried = {p.plan: p if p.trial else None for p in lines if p.batches == "hops"}
+    tried = {line.plan: line.trial for line in lines if line.batches == "hops"}
     if not tried:
         return None
     asked = structs.replace(request, plan="rows")
@@ -245,14 +217,27 @@ def _hop_advice(manifest: Manifest, request: Attach, lines: Sequence[Line]) -> H
     arrays = chosen_arrays(manifest, hops, of.operators, of.hops, of.labels, 0)
     row_bytes = sum(a.row_bytes for a in arrays)
     few = resolved.num_seeds * row_bytes * _FEW  # where arrays were still on their way into memory
+    paces = {plan: trial.epoch_s if trial else None for plan, trial in tried.items()}
     facts = HopFacts(
         num_rows=resolved.num_seeds, row_bytes=row_bytes,
         device_bytes=free_bytes(), training_bytes=TRAINING_BYTES,
-        held=any(line is not None and line.epoch_bytes <= few for line in tried.values()),
-        chunks_s=_seconds(tried["chunks"]), rows_s=_seconds(tried["rows"]),
+        held=any(trial is not None and trial.epoch_bytes <= few for trial in tried.values()),
+        chunks_s=paces["chunks"], rows_s=paces["rows"],
     )  # fmt: skip
     return advise_hops(facts)
 
 
-def _seconds(line: Line | None) -> float | None:
-    return None if line is None else line.epoch_s
+def free_bytes() -> int:
+    """Of the emptiest accelerator, in bytes; 0: there is none, or its driver does not answer."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return 0
+    words = [tool, "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    try:
+        found = subprocess.run(  # noqa: S603 the driver's own, words of ours
+            words, capture_output=True, text=True, timeout=_DRIVER_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    lines = [line.strip() for line in found.stdout.splitlines()]
+    return max((int(line) << 20 for line in lines if line.isdecimal()), default=0)

@@ -45,9 +45,9 @@ def _row(line: Line) -> tuple[str, ...]:
     if trial is None:
         return (line.name, line.batches, "cannot run", *["-"] * 5)
     return (
-        line.name, line.batches, f"{trial.batches / trial.seconds:.3g}", f"{line.epoch_s:.3g}",
-        format_bytes(line.epoch_bytes), f"{line.bytes_per_s / 1e6:.0f}", f"{line.cores:.1f}",
-        f"{trial.first_s:.2f}",
+        line.name, line.batches, f"{trial.batches / trial.seconds:.3g}", f"{trial.epoch_s:.3g}",
+        format_bytes(trial.epoch_bytes), f"{trial.num_bytes / trial.seconds / 1e6:.0f}",
+        f"{trial.cores:.1f}", f"{trial.first_s:.2f}",
     )  # fmt: skip
 
 
@@ -56,7 +56,5 @@ def advice_json(report: Report) -> str:
     made: dict[str, Any] = msgspec.to_builtins(report)
     for raw, line in zip(made["lines"], report.lines, strict=True):
         if line.trial is not None:
-            raw |= {
-                "epoch_s": line.epoch_s, "epoch_bytes": line.epoch_bytes, "cores": line.cores,
-            }  # fmt: skip
+            raw |= {name: getattr(line.trial, name) for name in ("epoch_s", "epoch_bytes", "cores")}
     return msgspec.json.encode(made).decode()

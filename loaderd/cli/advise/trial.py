@@ -46,6 +46,20 @@ class PlanTrial:
     cpu_s: float  # of all threads
     first_s: float  # from the attach to the first batch
 
+    @property
+    def epoch_s(self) -> float:
+        """Seconds of an epoch, at this pace."""
+        return self.seconds * self.num_steps / self.batches
+
+    @property
+    def epoch_bytes(self) -> int:
+        return int(self.num_bytes * self.num_steps / self.batches)
+
+    @property
+    def cores(self) -> float:
+        """Cores that were at work on average, those of the readers included."""
+        return self.cpu_s / self.seconds
+
 
 def try_plan(store: Store, settings: EngineSettings, request: Attach, seconds: float) -> PlanTrial:
     """Serve this plan alone, within its memory, for so many seconds.

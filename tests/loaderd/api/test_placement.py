@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from loaderd.api.placement import HopFacts, advise_hops, parse_advice
-from loaderd.cli.advise.accelerator import free_bytes
+from loaderd.cli.advise.report import free_bytes
 
 FACTS = HopFacts(
     num_rows=1000, row_bytes=1 << 20, device_bytes=0, training_bytes=1 << 30, held=True,

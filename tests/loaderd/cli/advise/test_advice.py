@@ -136,10 +136,10 @@ def test_every_plan_is_tried(store, reports, mem):
         assert found.trial is not None, found.refused
         assert found.trial.plan == found.plan
         assert found.trial.num_steps >= 16
-        assert found.epoch_s > 0 < found.cores
+        assert found.trial.epoch_s > 0 < found.trial.cores
     for found, other in zip(lines[:2], reports[SMALL].lines, strict=False):
         if mem == LARGE:  # what comes into memory in the second half is read once
-            assert found.epoch_bytes < other.epoch_bytes
+            assert found.trial.epoch_bytes < other.trial.epoch_bytes
 
 
 @pytest.mark.parametrize("mem", [SMALL, LARGE])
@@ -254,6 +254,8 @@ def test_hop_wise_batches_have_lines_of_their_own(hop_store, mem, held):
     assert hops is not None
     assert hops.place == ("host" if held else "storage")
     assert hops.facts.num_bytes == 8 * NODES * 14
-    assert (hops.facts.chunks_s, hops.facts.rows_s) == tuple(p.epoch_s for p in lines.values())
+    assert (hops.facts.chunks_s, hops.facts.rows_s) == tuple(
+        p.trial.epoch_s for p in lines.values()
+    )
     for found in lines.values():
-        assert (found.epoch_bytes < hops.facts.num_bytes / 10) == held
+        assert (found.trial.epoch_bytes < hops.facts.num_bytes / 10) == held
