@@ -15,8 +15,8 @@ from preprocess.cli.flags import IngestResources, PackedSampling, PackFlags, Pac
 from preprocess.errors import BadInput
 from preprocess.hops.hops import default_threads
 from preprocess.ingest.options import read_size
-from preprocess.packs.packs import EpochSampler, PackStages, pack_epochs
-from preprocess.packs.plan import PackJob, PackOptions
+from preprocess.packs.packs import PackStages, open_sampler, pack_epochs
+from preprocess.packs.plan import PackJob, PackOptions, estimate_pack
 from preprocess.pipeline.disk import existing_folder, measure_disk
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.renderings import Events, format_seconds, write_line
@@ -133,8 +133,8 @@ def dry_run(path: Path, options: PackOptions) -> PackDryRun:
     """Sample some batches, and look at the disk.  Raises what `pack_epochs` does at first."""
     job = PackJob.of(open_store(path), options)
     target = pack_path(job.store.path, job.resolved, options.request.world_size)
-    with EpochSampler(job) as sampling:
-        e = sampling.estimate()
+    with open_sampler(job) as sampler:
+        e = estimate_pack(job, sampler)
     made = PackStages(job, e)
     plan = RunPlan.of(made.stages(), made.result_bytes)
     folder = existing_folder(target)

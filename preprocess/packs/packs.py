@@ -11,13 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from blockstore.closing import Closing
 from blockstore.format import ITEM_BYTES, PAGE_BYTES, ROOT, RowArray, row_geometry
 from blockstore.kernels.order import count_nodes
 from blockstore.root import digest
@@ -41,7 +42,6 @@ from loaderd.sampling.packed.format import (
 from loaderd.sessions.offline import OfflineSampler
 from preprocess.files.array_file import ArrayFile, load_array, save_array
 from preprocess.packs.fill import WantedRows, fill_groups, wanted_rows
-from preprocess.packs.nodes import NodesReader
 from preprocess.packs.places import MOST_WANTS, Grouping, choose_hot, count_levels, hot_nodes
 from preprocess.packs.plan import PackEstimate, PackJob, PackOptions, estimate_pack
 from preprocess.packs.sink import BlocksWriter, PagesWriter
@@ -51,7 +51,7 @@ from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, 
 from preprocess.pipeline.work import STORE, WorkFolder, check_free, sign
 
 _HOT = "hot"  # temporary file: store ids of the rows that stay
-_PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
+_PIPELINE = 2  # goes up when stages or their files change: nothing older is taken over
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,9 @@ def pack_epochs(
     job = PackJob.of(open_store(path), options)
     target = pack_path(job.store.path, job.resolved, options.request.world_size)
     check_free(target, target)
-    with EpochSampler(job) as sampling:
-        made = PackStages(job, sampling.estimate())
+    with ExitStack() as sampling:
+        sampler = sampling.enter_context(open_sampler(job))
+        made = PackStages(job, estimate_pack(job, sampler))
         stages = made.stages()
         facts = {
             "packs": _PIPELINE, "resolved": msgspec.to_builtins(job.resolved),
@@ -111,37 +112,19 @@ def pack_epochs(
             ) as writer,
             ThreadPoolExecutor(options.threads, thread_name_prefix="pack") as pool,
         ):  # fmt: skip
-            run = PackRun(job, work, progress, writer, sampling, pool)
+            run = PackRun(job, work, progress, writer, sampler, pool)
             run.execute(stages[: made.first_rows])
             sampling.close()
+            del sampler, run.sampler
+            gc.collect()  # what refers to the engine's memory refers to itself
             RunPlan.of(stages, made.exact_bytes(run)).check_disk(target)
             run.execute(stages[made.first_rows :])
             return made.result(run, target)
 
 
-class EpochSampler(Closing):
-    """The engine that samples, opened when it is needed, and its memory given back."""
-
-    def __init__(self, job: PackJob) -> None:
-        self._job = job
-        self._sampler: OfflineSampler | None = None
-
-    @property
-    def sampler(self) -> OfflineSampler:
-        if self._sampler is None:
-            job = self._job
-            request = job.options.all_ranks()
-            self._sampler = OfflineSampler(job.store, request, job.memory.settings)
-        return self._sampler
-
-    def estimate(self) -> PackEstimate:
-        return estimate_pack(self._job, self.sampler)
-
-    def close(self) -> None:
-        if self._sampler is not None:
-            self._sampler.close()
-            self._sampler = None
-            gc.collect()  # what refers to the engine's memory refers to itself
+def open_sampler(job: PackJob) -> OfflineSampler:
+    """The engine that samples."""
+    return OfflineSampler(job.store, job.options.all_ranks(), job.memory.settings)
 
 
 class PackRun(PipelineRun):
@@ -153,11 +136,11 @@ class PackRun(PipelineRun):
         work: WorkFolder,
         progress: Progress,
         writer: StoreWriter,
-        sampling: EpochSampler,
+        sampler: OfflineSampler,
         pool: ThreadPoolExecutor,
     ) -> None:
         super().__init__(work, progress, writer)
-        self.job, self.writer, self.sampling, self.pool = job, writer, sampling, pool
+        self.job, self.writer, self.sampler, self.pool = job, writer, sampler, pool
 
 
 class PackStages:
@@ -185,12 +168,13 @@ class PackStages:
         job, e = self._job, self._estimate
         nodes = job.store.manifest.num_nodes
         records = e.batches * e.record_bytes
+        of_batches = self._ids * e.batches * e.nodes
         made: list[Stage[PackRun]] = []
         for epoch in self._epochs:
+            files = {f"wants.{epoch}": 2 * nodes, f"nodes.{epoch}": of_batches}
             made.append(Stage(
-                _sampled(epoch), Cost(0, records), partial(self._sample, epoch),
-                {f"wants.{epoch}": 2 * nodes}, [f"wants.{epoch - 1}"] * (epoch > 0),
-                [_structure(epoch)],
+                _sampled(epoch), Cost(0, records + of_batches), partial(self._sample, epoch),
+                files, [f"wants.{epoch - 1}"] * (epoch > 0), [_structure(epoch)],
             ))  # fmt: skip
         width = min([sum(t.row_bytes) for t in job.types], default=1)
         last = self._epochs[-1]
@@ -201,8 +185,8 @@ class PackStages:
         listed = self._ids * e.batches * (e.cold_bytes // width)
         for epoch in self._epochs:
             made.append(Stage(
-                _placed(epoch), Cost(records // 3, listed), partial(self._place, epoch),
-                {f"cold.{epoch}": listed}, arrays=[_places(epoch)],
+                _placed(epoch), Cost(2 * of_batches, listed), partial(self._place, epoch),
+                {f"cold.{epoch}": listed}, [f"nodes.{epoch}"], [_places(epoch)],
             ))  # fmt: skip
         self.first_rows = len(made)
         for served, rows in enumerate(self._served):
@@ -220,23 +204,27 @@ class PackStages:
     # -- structure --------------------------------------------------------------------------------
 
     def _sample(self, epoch: int, run: PackRun) -> Facts:
-        sampler, nodes = run.sampling.sampler, self._job.store.manifest.num_nodes
+        sampler, nodes = run.sampler, self._job.store.manifest.num_nodes
         wants = np.zeros(nodes, np.uint16)
         if epoch:
             wants = load_array(run.path(f"wants.{epoch - 1}"), np.uint16)
         steps = range(sampler.plan.num_steps)
         pages, counts = list[int](), list[int]()
         out = PagesWriter(run.writer, _structure(epoch))
-        with run.progress.stage(_sampled(epoch), len(steps), "batches") as stage:
+        with (
+            ArrayFile(run.path(f"nodes.{epoch}"), self._dtype) as listed,
+            run.progress.stage(_sampled(epoch), len(steps), "batches") as stage,
+        ):
             for sampled in sampler.batches(epoch, steps):
                 structure, arrays = sampled.structure, sampled.arrays
                 record = make_record(structure, arrays, self._job.dtypes)
                 size = num_pages(record.num_bytes)
-                raw = np.empty(size * PAGE_BYTES, np.uint8)
-                write_record(record, raw)
+                raw = np.empty((size, PAGE_BYTES), np.uint8)
+                write_record(record, raw.reshape(-1))
                 out.append(raw)
                 for piece in arrays.nodes:
                     count_nodes(piece, MOST_WANTS, wants)
+                    listed.append(piece)
                 pages.append(size)
                 counts.append(structure.num_nodes)
                 stage.advance(1)
@@ -252,8 +240,7 @@ class PackStages:
         levels = [count_levels(wants, t) for t in types]
         widths = [sum(t.row_bytes) for t in types]
         hot, rows = self._job.options.hot_bytes, list[int]()
-        run.path(_HOT).unlink(missing_ok=True)
-        with ArrayFile(run.path(_HOT), self._job.store.manifest.id_dtype) as file:
+        with ArrayFile(run.path(_HOT), self._dtype) as file:
             for t, share in zip(types, choose_hot(levels, widths, hot), strict=True):
                 first = file.size
                 for piece in hot_nodes(wants, t, share):
@@ -264,6 +251,7 @@ class PackStages:
     def _place(self, epoch: int, run: PackRun) -> Facts:
         job, facts = self._job, run.facts(_sampled(epoch))
         counts, groups = facts["nodes"], list[list[Any]]()
+        first = list(accumulate(counts, initial=0))
         grouping = Grouping(
             job.store.manifest.num_nodes,
             job.types,
@@ -271,31 +259,26 @@ class PackStages:
             job.options.group,
         )
         out = PagesWriter(run.writer, _places(epoch))
-        run.path(f"cold.{epoch}").unlink(missing_ok=True)
         with (
-            self._nodes(epoch, run) as nodes,
-            ArrayFile(run.path(f"cold.{epoch}"), job.store.manifest.id_dtype) as cold,
+            ArrayFile(run.path(f"nodes.{epoch}"), self._dtype) as listed,
+            ArrayFile(run.path(f"cold.{epoch}"), self._dtype) as cold,
             run.progress.stage(_placed(epoch), len(counts), "batches") as stage,
         ):
-            for group in grouping.groups(len(counts), nodes.read):
+
+            def nodes_of(batch: int) -> NDArray[Any]:
+                return listed.read(first[batch], counts[batch])
+
+            for group in grouping.groups(len(counts), nodes_of):
                 for batch in range(group.first, group.stop):
-                    raw = np.zeros(place_pages(counts[batch]) * PAGE_BYTES // 4, np.uint32)
-                    np.take(grouping.place, nodes.read(batch), out=raw[: counts[batch]])
-                    out.append(raw.view(np.uint8))
+                    raw = np.zeros((place_pages(counts[batch]), PAGE_BYTES), np.uint8)
+                    places = raw.reshape(-1).view(np.uint32)
+                    np.take(grouping.place, nodes_of(batch), out=places[: counts[batch]])
+                    out.append(raw)
                 cold.append(group.nodes)
                 groups.append([group.stop - group.first, list(group.rows)])
                 stage.advance(group.stop - group.first)
         out.close()
         return {"groups": groups}
-
-    def _nodes(self, epoch: int, run: PackRun) -> NodesReader:
-        facts, fanouts = run.facts(_sampled(epoch)), self._job.resolved.fanouts
-        block = self._job.store.manifest.block_bytes
-        array = page_array(_structure(epoch), sum(facts["pages"]), block)
-        return NodesReader(
-            run.result, array, block, (len(fanouts), len(fanouts[0])), facts["pages"],
-            facts["nodes"], self._job.store.manifest.id_dtype,
-        )  # fmt: skip
 
     # -- rows -------------------------------------------------------------------------------------
 
@@ -328,7 +311,7 @@ class PackStages:
             wanted = list[WantedRows]()
             for which in _filled_with(epoch):
                 array = self._array(served, which, run)
-                out = stack.enter_context(BlocksWriter(run.writer, run.result, array))
+                out = stack.enter_context(BlocksWriter(run.writer, array))
                 name = _HOT if which is None else f"cold.{which}"
                 ids = stack.enter_context(ArrayFile(run.path(name), self._dtype))
                 wanted += wanted_rows(ids, self._groups(which, run), number, out)

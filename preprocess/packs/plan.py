@@ -131,6 +131,7 @@ class PackEstimate(NamedTuple):
 
     batches: int  # of an epoch, of all ranks
     seeds: int  # of an epoch
+    nodes: int  # of a batch
     record_bytes: int  # of a batch, with the places of its nodes
     cold_bytes: int  # of a batch, if none of its rows are shared by its group
     batch_bytes: int  # of the rows that a batch wants
@@ -171,6 +172,6 @@ def estimate_pack(job: PackJob, sampler: OfflineSampler) -> PackEstimate:
             # how often the other batches want them says whether they would stay
             cold += int(np.count_nonzero(wants[own] - 1 <= share.level)) * width
     return PackEstimate(
-        plan.num_steps, job.resolved.num_seeds, sum(records) // len(records),
-        cold // len(found), wanted // len(found), hot, took,
+        plan.num_steps, job.resolved.num_seeds, sum(ids.size for ids in found) // len(found),
+        sum(records) // len(records), cold // len(found), wanted // len(found), hot, took,
     )  # fmt: skip

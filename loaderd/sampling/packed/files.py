@@ -111,7 +111,14 @@ class PackFiles(Closing):
 
     def pages(self, array: RowArray, first: int, stop: int) -> NDArray[np.int64]:
         """Pages [first, stop) of an array without gaps as runs: int64 (runs, 3)."""
-        return page_runs(self._arrays[array.path].geometry, first, stop)
+        g, runs = self._arrays[array.path].geometry, []
+        per_shard = g.blocks_per_shard * g.pages_per_block
+        while first < stop:
+            shard, page = divmod(first, per_shard)
+            count = min(stop - first, _RUN_PAGES, per_shard - page)
+            runs.append((shard, page, count))
+            first += count
+        return np.array(runs, np.int64).reshape(-1, 3)
 
     def blocks(self, array: RowArray, first: int, rows: int) -> NDArray[np.int64]:
         """The blocks of `rows` rows from block `first` on as runs, no page without a row."""
@@ -124,18 +131,6 @@ class PackFiles(Closing):
         runs[:, 1] = within * g.pages_per_block
         runs[:, 2] = -(-held * array.row_bytes // PAGE_BYTES)
         return runs
-
-
-def page_runs(geometry: BlockGeometry, first: int, stop: int) -> NDArray[np.int64]:
-    """Pages [first, stop) of an array without gaps as runs: int64 (runs, 3)."""
-    per_shard = geometry.blocks_per_shard * geometry.pages_per_block
-    runs, at = [], first
-    while at < stop:
-        shard, page = divmod(at, per_shard)
-        count = min(stop - at, _RUN_PAGES, per_shard - page)
-        runs.append((shard, page, count))
-        at += count
-    return np.array(runs, np.int64).reshape(-1, 3)
 
 
 def _bounds(geometry: BlockGeometry, runs: NDArray[np.int64]) -> tuple[int, int]:

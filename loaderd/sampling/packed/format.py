@@ -129,12 +129,6 @@ def page_array(path: str, pages: int, block_bytes: int) -> RowArray:
     return RowArray(path, "uint8", pages, (PAGE_BYTES,), rows_per_block=block_bytes // PAGE_BYTES)
 
 
-def nodes_offset(hops: int, relations: int) -> int:
-    """Byte of a record where the store ids of its nodes begin."""
-    head = _HEAD + (hops + 1) + hops + hops * relations + len(StructureArrays._fields)
-    return _aligned(8 * head)
-
-
 def num_pages(num_bytes: int) -> int:
     return -(-num_bytes // PAGE_BYTES)
 

@@ -152,8 +152,6 @@ def test_a_record_is_what_was_sampled():
         for w, out in zip((array, one), values, strict=True):
             w.write(0, out)
         assert values[0].tolist() == values[1].tolist()
-    offset = packed.nodes_offset(2, 2)
-    assert memory[offset : offset + 20].view(np.uint32).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_pack_is_found_by_its_batches(store: Path):
