@@ -2,17 +2,19 @@
 
 from collections.abc import Generator, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from preprocess.files.ahead import read_ahead
+from preprocess.files.ahead import COPIES, Arrays, read_ahead
 from preprocess.files.array_file import ArrayFile
-from preprocess.kernels.levels import STRIDE
+from preprocess.kernels.edges import Records
+from preprocess.kernels.levels import STRIDE, advance_columns, rename_columns
 from preprocess.pipeline.progress import Progress
-from preprocess.stages.csc import WholeColumns
+from preprocess.stages.csc import FILLERS, RECORD_BYTES, RawEdges, WholeColumns
 
 COLUMNS, DEGREES = "columns", "degrees"  # temporary files
 _MIN_READ, _MOST_READ = 1 << 12, 1 << 20  # edges
@@ -108,3 +110,44 @@ def scan_columns(
                 some = piece[first : first + step]
                 yield some
                 stage.advance(some.size)
+
+
+class Renaming(NamedTuple):
+    """How columns by source id become edges again."""
+
+    rank: NDArray[np.uint32]  # (num_nodes,) new id of each node
+    base: int = 0  # new id of the first column: targets count from there
+    both_ways: bool = False  # each edge comes turned round, too
+    marked: bool = False  # sources are twice their id, and 1 more in edges that were turned round
+
+
+def renamed_edges(
+    columns: ColumnFile, names: Renaming, share: int, progress: Progress, span: range | None = None
+) -> Iterator[RawEdges]:
+    """Edges of columns, both ends renamed; those of a span, or all."""
+    fold = 1 + names.both_ways
+    each = 4 * (1 + COPIES) + FILLERS * (4 + fold * RECORD_BYTES)
+    step = max(_MIN_READ, min(1 << 19, share // each))
+    span = range(columns.num_edges) if span is None else span
+
+    def make(node: int, skip: int, read: Arrays, out: Records) -> int:
+        size = read[0].size
+        dst, src = out.dst[: fold * size], out.src[: fold * size]
+        rename_columns(
+            node, skip, columns.degrees, read[0], names.rank, names.base, dst[:size], src[:size]
+        )
+        if names.both_ways:
+            dst[size:], src[size:] = src[:size], dst[:size]
+        if names.marked:
+            src <<= 1
+            src[size:] |= 1
+        return int(fold * size)
+
+    node, skip = advance_columns(0, 0, columns.degrees, span.start)
+    with progress.stage("bucket edges", len(span), "edges") as stage:
+        for some in columns.read(span.start, len(span), step):
+            for first in range(0, some.size, step):
+                sources = some[first : first + step]
+                yield RawEdges((sources,), partial(make, node, skip), fold * sources.size)
+                node, skip = advance_columns(node, skip, columns.degrees, sources.size)
+                stage.advance(sources.size)

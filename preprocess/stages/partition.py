@@ -13,8 +13,8 @@ and give the same partition.
 """
 
 import time
-from collections.abc import Iterator
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +26,8 @@ from blockstore.format import Partitioning
 from blockstore.kernels.random import make_key, permute_range
 from blockstore.units import format_bytes
 from preprocess.files.array_file import remove_file
-from preprocess.kernels.edges import Records, count_ids
-from preprocess.kernels.levels import assign_places, rename_columns, take_counts
+from preprocess.kernels.edges import count_ids
+from preprocess.kernels.levels import assign_places, take_counts
 from preprocess.kernels.partition import Adjacent, make_balance, place_nodes
 from preprocess.partition.metis import check_installed, metis_bytes, metis_partition
 from preprocess.partition.partition import (
@@ -41,14 +41,12 @@ from preprocess.partition.partition import (
 from preprocess.partition.report import count_kept, make_report
 from preprocess.pipeline.progress import Progress
 from preprocess.stages.classes import NodeClasses
-from preprocess.stages.columns import ColumnFile, scan_columns
+from preprocess.stages.columns import ColumnFile, Renaming, renamed_edges, scan_columns
 from preprocess.stages.csc import COLUMN_BYTES, Widths, sorted_columns
 from preprocess.stages.order import NodeOrder, at_random, by_degree
 
 _VISITED = "visited"  # temporary file of this stage
 _PURPOSE = 0x5061_7274  # of the key: no other draw has it
-_MIN_READ = 1 << 12  # edges
-_EDGE_BYTES = 160  # an edge on its way into a bucket, what is made ahead included
 
 
 class Partitioned(NamedTuple):
@@ -160,12 +158,13 @@ class Visits:
         self.columns = ColumnFile(self._path, num_nodes, num_edges)
         share -= self.columns.held_bytes
         marked = weights is not None and self.both_ways
+        names = Renaming(rank, 0, self.both_ways, marked)
         widths = Widths.of("uint32", num_nodes << marked, None, num_edges)
         longest = int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES
         _check_room(longest // 3 * 4 + 4, share, "sorting the edges of one node")
         for some in sorted_columns(
-            _renamed(columns, rank, (self.both_ways, marked), share // 4, progress), counts, widths,
-            False, share, work, progress,
+            renamed_edges(columns, names, share // 4, progress), counts, widths, False, share, work,
+            progress,
         ):  # fmt: skip
             self.columns.append(some)
         self.columns.finish()
@@ -196,34 +195,6 @@ def _degrees_both_ways(
     return degrees
 
 
-def _renamed(
-    columns: ColumnFile,
-    rank: NDArray[np.uint32],
-    ways: tuple[bool, bool],
-    share: int,
-    progress: Progress,
-) -> Iterator[Records]:
-    """Columns as edges, both ends renamed; `ways`: whether the same edges follow turned round, and
-    whether sources say which they are, as `Visits` marks them."""
-    both_ways, marked = ways
-    step = max(_MIN_READ, min(1 << 19, share // _EDGE_BYTES))
-    dst, src = np.empty(step, np.int64), np.empty(step, np.int64)
-    no_ids = np.empty(0, np.int64)
-    node, skip = 0, 0
-    with progress.stage("bucket edges", columns.num_edges, "edges") as stage:
-        for some in columns.read(0, columns.num_edges, step):
-            for first in range(0, some.size, step):
-                sources = some[first : first + step]
-                size = sources.size
-                node, skip = rename_columns(
-                    node, skip, columns.degrees, sources, rank, 0, dst[:size], src[:size]
-                )
-                yield Records(dst[:size], src[:size] << marked, no_ids)
-                if both_ways:
-                    yield Records(src[:size], dst[:size] << marked | marked, no_ids)
-                stage.advance(size)
-
-
 def _place(
     columns: ColumnFile,
     classes: NodeClasses,
@@ -247,22 +218,17 @@ def _place(
     adjacent = Adjacent(np.zeros(k + 1, np.uint32), np.zeros(k + 2, np.int64))
     linear = settings.method == "ldg"
     evaluations, begun, begun_cpu = 0, time.perf_counter(), time.thread_time()
-    no_edges = np.empty(0, np.uint32)
+    no_edges = np.empty(0, np.uint32)  # ends a pass: nodes without edges are placed too
     for number in range(1, settings.passes + 1):
         node, skip, found = 0, 0, 0
         name = f"pass {number} of {settings.passes}"
         with closing(scan_columns(columns, name, share, progress)) as pieces:
-            for sources in pieces:
+            for sources in chain(pieces, [no_edges]):
                 node, skip, found, evaluated = place_nodes(
                     node, skip, found, columns.degrees, sources, of_node, partition, balance,
                     adjacent, linear,
                 )  # fmt: skip
                 evaluations += int(evaluated)
-        node, _, _, evaluated = place_nodes(
-            node, skip, found, columns.degrees, no_edges, of_node, partition, balance, adjacent,
-            linear,
-        )  # fmt: skip
-        evaluations += int(evaluated)
         assert node == of_node.size
     pass_s = (time.perf_counter() - begun) / settings.passes
     return partition, evaluations, pass_s, (time.thread_time() - begun_cpu) / settings.passes

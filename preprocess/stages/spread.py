@@ -9,7 +9,6 @@ shows in what comes out: that is what one process makes by `stages.scan`, `stage
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,19 +18,15 @@ from numpy.typing import NDArray
 from blockstore.format import RowArray, row_geometry
 from blockstore.store import numpy_dtype
 from blockstore.writer import RowsPart, StoreWriter
-from preprocess.files.ahead import COPIES, Arrays
 from preprocess.files.array_file import load_array, remove_file
 from preprocess.files.buckets import Buckets, KeptBuckets
-from preprocess.kernels.edges import Ends, Records
-from preprocess.kernels.levels import advance_columns, rename_columns
+from preprocess.kernels.edges import Ends
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.tasks import SavedArray, TaskFolder, cut_spans, own_name, put_array
 from preprocess.sources.source import Source, SourceRelation, SourceRows
-from preprocess.stages.columns import ColumnFile
+from preprocess.stages.columns import ColumnFile, Renaming, renamed_edges
 from preprocess.stages.csc import (
     BUCKET_BYTES,
-    FILLERS,
-    RECORD_BYTES,
     ColumnSorter,
     RawEdges,
     WholeColumns,
@@ -43,7 +38,6 @@ from preprocess.stages.csc import (
 from preprocess.stages.rows import checked_features, chunk_rows, fill_row_buckets, with_ranks
 from preprocess.stages.scan import count_edges
 
-_MIN_READ = 1 << 12  # edges
 _MIN_BUCKET = 1 << 16  # bytes: with less to sort a task is not worth its start
 _MOST_ROW_BUCKET, _MOST_ROW_SPAN = 64 << 20, 1 << 29  # bytes
 
@@ -120,24 +114,9 @@ class ColumnReader:
     fold: int = 1
 
     def read(self, share: int, progress: Progress, span: range | None = None) -> Iterator[RawEdges]:
-        each = 4 * (1 + COPIES) + FILLERS * (4 + RECORD_BYTES)
-        step = max(_MIN_READ, min(1 << 19, share // each))
-        span = range(self.num_edges) if span is None else span
-        degrees, rank = self.degrees.values, self.rank.values
-
-        def make(node: int, skip: int, read: Arrays, out: Records) -> int:
-            rename_columns(node, skip, degrees, read[0], rank, self.base, out.dst, out.src)
-            return read[0].size
-
-        node, skip = advance_columns(0, 0, degrees, span.start)
-        with (
-            ColumnFile.reopen(self.path, degrees) as file,
-            progress.stage("bucket edges", len(span), "edges") as stage,
-        ):
-            for sources in file.read(span.start, len(span), step):
-                yield RawEdges((sources,), partial(make, node, skip), sources.size)
-                node, skip = advance_columns(node, skip, degrees, sources.size)
-                stage.advance(sources.size)
+        names = Renaming(self.rank.values, self.base)
+        with ColumnFile.reopen(self.path, self.degrees.values) as file:
+            yield from renamed_edges(file, names, share, progress, span)
 
 
 class CountTask(NamedTuple):
