@@ -62,4 +62,3 @@ site: $(READY)
 
 clean:
 	rm -rf $(VENV) build *.egg-info
-	for made in demo*/demo.json; do [ -f "$$made" ] && rm -rf "$${made%/*}"; done; true

@@ -66,14 +66,6 @@ def test_hyperbatch(folder, tmp_path):
     assert "control group" in ours.get("skipped", "") or ours["over_bound"]["min"] > 0
 
 
-def test_kernels(folder):
-    sizes = ["--frontier", "500", "--fanout", "4", "--threads", "1", "2", "--rounds", "1"]
-    lines = run("kernels", ["--folder", str(folder), *TINY, *sizes])
-    assert [line["side"] for line in lines] == ["1 threads", "2 threads"]
-    for name in ("sample_M_edges_per_s", "renumber_M_ids_per_s", "gather_share_of_copy"):
-        assert all(line[name]["min"] > 0 for line in lines)
-
-
 def test_hops(folder):
     sizes = ["--rows", "3000", "--width", "8", "--hops", "1", "--batch-size", "250"]
     options = ["--budget", "64M", "--rounds", "1", "--cold-batches", "2", "--only", "cold"]

@@ -28,7 +28,7 @@ from tools.group import group
 
 BENCHES = {  # generators of these names, by their modules
     "csc": "ingest", "disk": "disk", "gpu": "gpu", "handover": "handover", "hops": "hops",
-    "hyperbatch": "epochs", "ingest": "ingest", "kernels": "kernels", "loaders": "epochs",
+    "hyperbatch": "epochs", "ingest": "ingest", "loaders": "epochs",
     "macro": "epochs", "large": "large", "objects": "objects", "peers": "peers",
     "split": "split", "trainers": "trainers",
 }  # fmt: skip

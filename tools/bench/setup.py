@@ -65,7 +65,7 @@ def serving(store: Path, folder: Path, mem: str, *options: str) -> Iterator[str]
         try:
             assert daemon.stdout is not None
             if not daemon.stdout.readline():
-                raise RuntimeError(f"no daemon for {store}")
+                raise SystemExit(f"no daemon for {store}")
             yield endpoint
         finally:
             daemon.terminate()

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 LIST = Path(__file__).with_name("faults.toml")
 LIMIT_S = 60.0
 CLEAN_LIMIT_S = 1800.0  # of all selections together, with kernels that are compiled first
-LEFT_OUT = (".git", ".venv", ".hypothesis", ".mypy_cache", ".ruff_cache", "demo", "build")
+LEFT_OUT = (".git", ".venv", ".hypothesis", ".mypy_cache", ".ruff_cache", "build")
 
 
 class PlantedFault(NamedTuple):
