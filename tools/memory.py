@@ -55,13 +55,12 @@ from loaderd.api.protocol import (
 from tools.bench.resources import PROC, descendants, resident_bytes
 from tools.bench.setup import stage_ends
 from tools.command import byte_size, parse, put, split_options, stamped
-from tools.faults.runner import CONTEXT, Scene, SceneOptions, scene
-from tools.faults.trainers import Work, read_again
+from tools.faults.runner import Scene, SceneOptions, scene
+from tools.faults.trainers import Work
 from tools.group import ControlGroup, group
 from tools.tree import differences, file_digests, one_digest
 
 SLACK_BYTES = 256 << 20  # interpreter and libraries
-BESIDE = "trainer"
 _DRAWS = 10  # for each kill: a moment may lie behind the end of a run
 _LOOK_S = 0.01  # between looks at memory
 _MOST_WAIT_S = 2.0  # between kills of workers
@@ -282,16 +281,13 @@ class AttachOptions(SceneOptions):
 def attack(given: AttachOptions, made: Scene) -> tuple[list[Attempt], int]:
     """All attempts beside a trainer, and the daemon's peak.  Raises SystemExit."""
     endpoint, pid, peak = made.daemon.endpoint, made.daemon.process.pid, 0
-    nodes, stop = open_store(made.store).manifest.num_nodes, CONTEXT.Event()
-    made.spawn(BESIDE, read_again, Work(endpoint, made.folder, given.batch_size, 3), BESIDE, stop)
-    with ThreadPoolExecutor(_ATTACHERS) as pool:
+    nodes = open_store(made.store).manifest.num_nodes
+    work = Work(endpoint, made.folder, given.batch_size, 3)
+    with made.trainer_beside(work), ThreadPoolExecutor(_ATTACHERS) as pool:
         tries = [pool.submit(attempt, endpoint, n, nodes) for n in range(given.attempts)]
         while not all(t.done() for t in tries):
             peak = max(peak, resident_bytes([pid]))
             wait(tries, _LOOK_S, return_when=FIRST_EXCEPTION)
-    stop.set()
-    made.join(BESIDE)
-    made.add_counts(made.folder)
     return [t.result() for t in tries], peak
 
 

@@ -17,6 +17,7 @@ Prints a table of figures and a line of JSON; exit code 1 if something grew.
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -55,7 +56,7 @@ def renew_clients(made: Scene, work: Work, chance: Random) -> None:
         made.counts["short_lived"] += 1
 
 
-def soak(given: SoakOptions, made: Scene) -> dict[str, int]:
+def soak(given: SoakOptions, made: Scene) -> Counter[str]:
     """Run it to its end; the daemon's counters.  Raises SystemExit."""
     (made.folder / "counts").mkdir()
     work = Work(made.daemon.endpoint, made.folder / "counts", given.batch_size, given.seed)

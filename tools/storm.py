@@ -187,7 +187,7 @@ class Storm:
 
     def inject(self, spare_daemon: bool) -> None:
         """One fault, drawn by weight; `spare_daemon`: it hits a trainer, if there is one daemon."""
-        daemons, parts = self.scene.daemons, bool(self.scene.others)
+        daemons, parts = self.scene.daemons, len(self.scene.daemons) > 1
         name = self.chance.choice(list(daemons))
         away = name in self.down or daemons[name].told_to_end
         if parts and away:
@@ -277,16 +277,14 @@ FAULTS = {
 }
 
 
-def undisturbed(
-    storm: Storm, daemon: DaemonProcess, members: tuple[Member, ...], epochs: int
-) -> tuple[HeldResources, list[dict[At, str]]]:
-    """What a daemon holds between sessions, and per rank the sha256 of each (epoch, step).
+def undisturbed(job: TrainerJob, daemon: DaemonProcess, epochs: int) -> list[dict[At, str]]:
+    """Per rank the sha256 of each (epoch, step), of a daemon that no fault hits.
 
-    The first batch over tcp leaves descriptors with ZeroMQ's threads: each member takes one.
+    The first batch over tcp leaves descriptors with ZeroMQ's threads, so each member takes one
+    before it is noted what the daemon holds between sessions.
     """
-    job = storm.job._replace(endpoint=daemon.endpoint, members=members)
     slots = HeldResources.of(daemon.status()).slots
-    for number in range(len(members)):
+    for number in range(len(job.members)):
         with closing(job.dataset(number)) as data:
             next(iter(data))
 
@@ -294,42 +292,29 @@ def undisturbed(
         taken = [entry for entry in reply.ledger if entry.name.startswith("session ")]
         return not reply.sessions and not taken and HeldResources.of(reply).slots == slots
 
-    before = HeldResources.of(daemon.status(at_rest, "no session, and nothing of one"))
+    daemon.before = daemon.held(daemon.status(at_rest, "no session, and nothing of one"))
     found: list[dict[At, str]] = []
-    for number in range(len(members)):
+    for number in range(len(job.members)):
         with closing(job.dataset(number)) as data:
             found.append({(b.epoch, b.step): digest(b) for _ in range(epochs) for b in data})
-    daemon.finish(before)
-    return before, found
+    daemon.finish()
+    return found
 
 
-def check(
-    storm: Storm, members: tuple[Member, ...], daemon: DaemonProcess, epochs: int
-) -> dict[str, Any]:
-    """All that must hold after the storm; what was counted.  Raises SystemExit.
-
-    members, daemon   the same trainers at a daemon that no fault hits
-    """
-    try:
-        before, expected = undisturbed(storm, daemon, members, epochs)
-    finally:
-        daemon.kill()
+def check(storm: Storm, expected: list[dict[At, str]]) -> dict[str, Any]:
+    """All that must hold after the storm; what was counted.  Raises SystemExit."""
     consumed = 0
-    for rank in range(len(members)):
+    for rank, steps in enumerate(expected):
         runs = storm.runs_of(rank)
-        check_history(rank, runs, expected[rank])
+        check_history(rank, runs, steps)
         consumed += sum(len(run.steps) for run in runs)
         if runs[-1].leaked:
             raise SystemExit(f"rank {rank} still holds {runs[-1].leaked}")
-    if not storm.scene.others:  # what it holds between sessions, after the first of them
-        storm.scene.before = before
-    counters = storm.scene.finish()
-    daemons = storm.scene.daemons.values()
+    counters, daemons = storm.scene.finish(), storm.scene.daemons.values()
     return {
-        "epochs": epochs, "steps": sum(map(len, expected)), "consumed": consumed,
-        "descriptors": sum(before.files.values()), "slots": before.slots[0],
+        "steps": sum(map(len, expected)), "consumed": consumed,
         "peak_bytes": max(d.peak_bytes for d in daemons),
-        "rows_of_peers": counters.get("peer_rows_asked", 0),
+        "rows_of_peers": counters["peer_rows_asked"],
     }  # fmt: skip
 
 
@@ -353,13 +338,20 @@ def main(words: Sequence[str]) -> dict[str, Any]:
         epochs = storm.finish()
         injected_s = made.age_s
         other = DaemonProcess(folder / "undisturbed", made.store, given.mem, other_tcp)
-        counted = check(storm, given.members(["", other_tcp]), other, epochs)
+        whole = job._replace(endpoint=other.endpoint, members=given.members(["", other_tcp]))
+        try:
+            expected = undisturbed(whole, other, epochs)
+        finally:
+            other.kill()
+        if not given.servers:  # what it holds between sessions, after the first of them
+            made.daemon.before = other.before
+        counted = check(storm, expected)
     line = stamped(
         "storm of faults", seed=given.seed, plan=given.plan, tcp=given.tcp, servers=given.servers,
         mem=given.mem,
         times=given.times, trainers=len(members), short_lived=made.counts["short_lived"],
         faults=dict(storm.faults), starts=storm.starts.total(), seconds=round(injected_s, 1),
-        **counted, holds=True,
+        epochs=epochs, **counted, holds=True,
     )  # fmt: skip
     return put(line, given.out)
 

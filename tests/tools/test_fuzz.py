@@ -50,8 +50,13 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def manifest(store):
-    return open_store(store).manifest
+def opened(store):
+    return open_store(store)
+
+
+@pytest.fixture(scope="module")
+def manifest(opened):
+    return opened.manifest
 
 
 scalars = st.one_of(
@@ -83,13 +88,13 @@ def test_spoilt_messages_are_a_message_or_a_bad_one(manifest, seed, times):
     data = join(random.choice(base_messages()))
     for _ in range(times):
         data = spoil(data, random)
-        assert verdict(bind(split(data), 1, 2, 3), manifest) in VERDICTS
+        assert verdict(bind(split(data), (1, 2, 3)), manifest) in VERDICTS
 
 
 def test_base_messages_are_all_read_and_bound(manifest):
     for frames in base_messages():
         assert split(join(frames)) == frames
-        message = decode_client(bind(frames, 17, 18, 19)[0])
+        message = decode_client(bind(frames, (17, 18, 19))[0])
         numbers = {getattr(message, name, 17) for name in ("token", "session")}
         assert numbers <= {17, 18, 19}
         assert verdict(frames, manifest) != "BadMessage"
@@ -105,7 +110,7 @@ def test_spoiling_reaches_every_kind_and_every_verdict(manifest):
     assert 0.1 < seen.count("BadMessage") / len(seen) < 0.7
 
 
-def test_a_daemon_takes_anything_and_a_trainer_beside_it_sees_nothing(store, manifest, monkeypatch):
+def test_a_daemon_takes_anything_and_a_trainer_beside_it_sees_nothing(store, opened, monkeypatch):
     monkeypatch.setattr(fuzz_frames, "LIFE", 200)
     random = Random(3)
     inputs = [join(f) for f in base_messages()]
@@ -113,7 +118,7 @@ def test_a_daemon_takes_anything_and_a_trainer_beside_it_sees_nothing(store, man
         data = NeighborDataset(endpoint, num_neighbors=[3, 2], batch_size=64, seed=3, window=4)
         expected = [digest(batch) for batch in data]
         data.set_epoch(0)
-        attacker = Attacker(endpoint, manifest, data._connect().session.attached.session, random)
+        attacker = Attacker(endpoint, opened, data._connect().session.attached.session, random)
         for number, batch in enumerate(data):
             assert digest(batch) == expected[number]
             for _ in range(20):
@@ -139,10 +144,9 @@ def test_a_part_takes_anything_from_its_peers(tmp_path, monkeypatch):
     asked = [join(f) for f in base_messages() if b"rows-wanted" in f[0]]
     assert len(asked) == 1
     with serving(parts[0], tmp_path, 4 << 20, peers=peers, listen=address) as (_, service):
-        attacker = Attacker(address, part.manifest, 0, random, part.part)
-        attacker.send(asked[0])
-        for _ in range(300):
-            attacker.send(spoil(random.choice(asked), random))
+        attacker = Attacker(address, part, 0, random)
+        for number in range(300):
+            attacker.send(spoil(asked[0], random) if number % 10 else asked[0])
         attacker.check()
         assert {"rows-given", "BadMessage", "Refused", "status-reply"} <= set(attacker.replies)
         assert attacker.noise > 0
@@ -150,9 +154,9 @@ def test_a_part_takes_anything_from_its_peers(tmp_path, monkeypatch):
         assert service.status()[2]["peer_rows_asked"] == 0
 
 
-def test_an_answer_that_is_missing_is_seen(tmp_path, manifest, monkeypatch):
+def test_an_answer_that_is_missing_is_seen(tmp_path, opened, monkeypatch):
     with Shell(tmp_path) as shell:
-        attacker = Attacker(str(shell.endpoint), manifest, 1, Random(1))
+        attacker = Attacker(str(shell.endpoint), opened, 1, Random(1))
         attacker.check()
         monkeypatch.setattr(fuzz_frames, "verdict", lambda frames, manifest: "BadMessage")
         attacker.send(encode(Detach(session=1)))  # is never answered
@@ -161,9 +165,9 @@ def test_an_answer_that_is_missing_is_seen(tmp_path, manifest, monkeypatch):
         attacker.close()
 
 
-def test_an_exception_that_nobody_foresaw_is_seen(tmp_path, manifest):
+def test_an_exception_that_nobody_foresaw_is_seen(tmp_path, opened):
     with Shell(tmp_path) as shell:
-        attacker = Attacker(str(shell.endpoint), manifest, 1, Random(1))
+        attacker = Attacker(str(shell.endpoint), opened, 1, Random(1))
         attacker.check()
         shell.engine.failure = RuntimeError("boom")
         attacker.send(encode(Start(session=1, run=1, epoch=0, step=0)))

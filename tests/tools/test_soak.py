@@ -84,7 +84,7 @@ def test_a_part_of_an_epoch_is_read(work):
 def test_a_daemon_that_ended_is_seen(tmp_path):
     daemon = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
     daemon.wait()
-    made = Scene(tmp_path, tmp_path, SimpleNamespace(process=daemon), before=None)
+    made = Scene(tmp_path, tmp_path, {"daemon": SimpleNamespace(process=daemon)})
     with pytest.raises(SystemExit, match="daemon ended with 3"):
         made.watch()
 

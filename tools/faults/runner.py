@@ -40,7 +40,7 @@ from preprocess.sources.generate import GraphRecipe, generate
 from tools.bench.setup import command, free_port
 from tools.command import byte_size
 from tools.faults.growth import ProcessSample, sample
-from tools.faults.trainers import OWNERS, open_files
+from tools.faults.trainers import OWNERS, Work, open_files, read_again
 from tools.group import ControlGroup
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -48,6 +48,7 @@ DEGREE, HOPS = 8, 2
 _SEEDS, _VALID, _TEST = 2_000, 0.1, 0.1  # training nodes; shares of the nodes
 SETTLE_S = 30.0
 END_S = 120.0
+BESIDE = "trainer"
 PARTS = "parts"  # an owner map: who has which rows if there are several daemons
 BESIDE_MEM = 256 << 20  # bytes that a daemon may hold beside --mem
 
@@ -139,9 +140,10 @@ class DaemonProcess:
         words = [sys.executable, "-m", "loaderd", "serve", str(store), "--endpoint", self.endpoint]
         words += ["--mem", mem, "--workers", "2", *(("--listen", tcp) if tcp else ()), *options]
         self._words, self._most_bytes = words, parse_bytes(mem) + BESIDE_MEM
-        self._join = limits.join if limits else None
+        self._join, self._has_peers = limits.join if limits else None, "--peers" in options
         self.store, self.tcp = store, tcp
         self.told_to_end, self.peak_bytes = False, 0
+        self.before: HeldResources | None = None
         self.start()
 
     def start(self) -> None:
@@ -195,22 +197,25 @@ class DaemonProcess:
             else:
                 if wanted(reply):
                     return reply
-                found = f"{len(reply.sessions)} sessions, {HeldResources.of(reply)}"
+                found = f"{len(reply.sessions)} sessions, {self.held(reply)}"
             time.sleep(0.05)
         raise SystemExit(f"{self.endpoint}: found {found} after {SETTLE_S:g} s, expected {what}")
 
-    def finish(self, before: HeldResources) -> dict[str, int]:
-        """End it; returns its counters.  Raises SystemExit: something does not hold.
+    def held(self, reply: StatusReply) -> HeldResources:
+        """What it holds; connections to peers stay, so descriptors are not compared then."""
+        found = HeldResources.of(reply)
+        return found._replace(files={}) if self._has_peers else found
 
-        before   without descriptors these are not compared
-        """
+    def idle(self) -> StatusReply:
+        """Its status once it has no session."""
+        return self.status(lambda reply: not reply.sessions, "no session")
 
-        def holds(reply: StatusReply) -> bool:
-            held = HeldResources.of(reply)
-            held = held if before.files else held._replace(files={})
-            return not reply.sessions and held == before
-
-        counters = self.status(holds, f"what it held before any session, {before}").counters
+    def finish(self) -> dict[str, int]:
+        """End it; returns its counters.  Raises SystemExit: something does not hold."""
+        counters = self.status(
+            lambda reply: not reply.sessions and self.held(reply) == self.before,
+            f"what it held before any session, {self.before}",
+        ).counters
         self.check_memory()
         self.process.terminate()
         code = self.process.wait(SETTLE_S)
@@ -227,24 +232,20 @@ class DaemonProcess:
 
 @dataclass
 class Scene:
-    """A daemon, and processes beside it."""
+    """Daemons, and processes beside them."""
 
     folder: Path
     store: Path
-    daemon: DaemonProcess
-    before: HeldResources
+    daemons: dict[str, DaemonProcess]  # by the names that messages have
     processes: dict[str, BaseProcess] = field(default_factory=dict)  # that run
     series: dict[str, list[ProcessSample]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     begun: float = field(default_factory=time.monotonic)
-    # those that have the other parts, and what they held before any session
-    others: list[tuple[DaemonProcess, HeldResources]] = field(default_factory=list)
 
     @property
-    def daemons(self) -> dict[str, DaemonProcess]:
-        """All that run, the one that trainers use first, by the names that the log has."""
-        more = {f"daemon {i}": daemon for i, (daemon, _) in enumerate(self.others, 1)}
-        return {"daemon": self.daemon, **more}
+    def daemon(self) -> DaemonProcess:
+        """The one that trainers use first."""
+        return next(iter(self.daemons.values()))
 
     @property
     def age_s(self) -> float:
@@ -303,12 +304,27 @@ class Scene:
         for path in folder.glob("*.json"):
             self.counts.update(json.loads(path.read_text()))
 
-    def finish(self) -> dict[str, int]:
+    @contextmanager
+    def trainer_beside(self, work: Work) -> Iterator[int]:
+        """A trainer reads epoch 0 over and over; its session.  Raises SystemExit: it fails."""
+        stop, notes = CONTEXT.Event(), work.folder / f"{BESIDE}.json"
+        self.spawn(BESIDE, read_again, work, BESIDE, stop)
+        end = time.monotonic() + END_S
+        while not notes.exists():
+            if time.monotonic() > end or list(self.ended()):
+                raise SystemExit("the trainer beside the attacker does not begin")
+            time.sleep(0.05)
+        yield int(json.loads(notes.read_text())["session"])
+        stop.set()
+        self.join(BESIDE)
+        self.add_counts(work.folder)
+
+    def finish(self) -> Counter[str]:
         """All that must hold at the end; counters of all daemons.  Raises SystemExit."""
-        counts = Counter(self.daemon.finish(self.before))
-        for daemon, before in self.others:
-            counts.update(daemon.finish(before))
-        return dict(counts)
+        counts: Counter[str] = Counter()
+        for daemon in self.daemons.values():
+            counts.update(daemon.finish())
+        return counts
 
     def close(self) -> None:
         for name in list(self.processes):
@@ -359,10 +375,9 @@ def scene(
                 daemons = [DaemonProcess(folder / "run", store, options.mem, tcp, limits)]
             for daemon in daemons:
                 stack.callback(daemon.kill)
-            held = [HeldResources.of(daemon.status()) for daemon in daemons]
-            if servers:
-                held = [one._replace(files={}) for one in held]
-            made = Scene(folder, store, daemons[0], held[0])
-            made.others += zip(daemons[1:], held[1:], strict=True)
+            for daemon in daemons:
+                daemon.before = daemon.held(daemon.status())
+            names = ["daemon", *(f"daemon {i}" for i in range(1, len(daemons)))]
+            made = Scene(folder, store, dict(zip(names, daemons, strict=True)))
             stack.callback(made.close)
             yield made

@@ -6,26 +6,28 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import zmq
 
 from blockstore.format import Manifest
 from blockstore.part import StorePart
+from blockstore.store import Store
 from loaderd.api.endpoint import Endpoint
 from loaderd.api.errors import BadMessage, Refused
 from loaderd.api.protocol import (
     Attach,
     Attached,
+    ClientMessage,
     DaemonMessage,
     Detach,
     ErrorReply,
     Heartbeat,
     Hello,
-    HomePlacement,
     Ids,
     Message,
     Release,
@@ -42,70 +44,46 @@ from loaderd.api.requests import check_attach, check_rows, check_start
 from loaderd.api.tcp import TcpAddress
 from loaderd.server.transport import parse_either
 from loaderd.sessions.resolve import resolve
+from tools.fuzz.values import change_shape, change_value, number
 
-# stand for numbers that only a connection knows; each is nine bytes on the wire
-TOKEN, SESSION, VICTIM = 0x7E57_0000_0001, 0x7E57_0000_0002, 0x7E57_0000_0003
-_PLACES = tuple(msgspec.msgpack.encode(n) for n in (TOKEN, SESSION, VICTIM))
+# Stand for numbers that only a connection knows; each is nine bytes on the wire.
+TOKEN, SESSION, VICTIM = NAMED = 0x7E57_0000_0001, 0x7E57_0000_0002, 0x7E57_0000_0003
 FINGERPRINT, DIGEST = "F" * 32, "D" * 32  # of a part, which only its peers know
 _CUT = b"\xc1\xc1CUT"  # 0xc1 is in no MessagePack
 MOST_FRAMES = 4
 _IDS = b"".join(n.to_bytes(8, "little", signed=True) for n in (5, 3, 5, -1, 1 << 40))
 _ROWS = b"".join(n.to_bytes(8, "little") for n in (1, 2, 700, 701))
-
-_NUMBERS = (
-    0, 1, 2, -1, 3, 7, 50, 255, 256, 1000, 1 << 16, (1 << 16) + 1, 1 << 24, (1 << 24) + 1,
-    (1 << 31) - 1, 1 << 32, 1 << 40, (1 << 62) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1,
-    -(1 << 31), -(1 << 63), TOKEN, SESSION, VICTIM,
+# What the fields of messages are, if they have no default.
+_FIELDS: dict[str, Any] = {
+    "token": TOKEN, "request": 1, "session": SESSION, "run": 1, "epoch": 0, "step": 0, "group": 0,
+    "num_bytes": 1 << 40, "first": 0, "numbers": _IDS, "fingerprint": FINGERPRINT, "server": 1,
+    "digest": DIGEST, "array": "nodes/node/features/x", "ids": _ROWS,
+}  # fmt: skip
+_ATTACHES: tuple[dict[str, Any], ...] = (
+    {}, {"plan": "hyperbatch", "hyperbatch": 2, "window": 2}, {"owners": "all"},
+    {"plan": "macrobatch", "macro_partitions": 2, "reuse": 2}, {"num_neighbors": (3, -1)},
+    {"plan": "chunks", "num_neighbors": (), "operators": ("sym",), "hops": 1, "chunk": 64},
+    {"plan": "rows", "num_neighbors": (), "labels": False}, {"split": "", "ids": len(_IDS) // 8},
+    {"rank": 1, "world_size": 2, "shuffle": False, "frontier": "layer", "replace": True},
+    {"owners": "all", "frontier": "layer", "home": {}}, {"split": "all", "edges": {}},
+    {"split": "all", "edges": {"amount": 1.0, "negatives": "binary"}, "temporal": {}},
+    {"labor": {}, "split": "valid", "return_e_id": True}, {"rows": {}, "fanouts": {"": (2,)}},
 )  # fmt: skip
-_WORDS = (
-    "", "train", "all", "valid", "test", "auto", "minibatch", "hyperbatch", "macrobatch", "chunks",
-    "rows", "new", "layer", "sym", "ppr", "node", "../../../etc/passwd", "/", "a" * 300, "\0",
-    "\ud7ff\U0010ffff", "${HOME}", "%s%n",
-)  # fmt: skip
 
 
+@cache
 def base_messages() -> list[list[bytes]]:
     """Messages, each as its frames, that a daemon takes: what spoiling begins with."""
-
-    def attach(**fields: Any) -> Attach:
-        filled: dict[str, Any] = {"num_neighbors": (2, 2), "batch_size": 50, "request": 1}
-        return Attach(token=TOKEN, **filled | fields)
-
-    messages: list[Message] = [
-        attach(),
-        attach(request=2, plan="hyperbatch", hyperbatch=2, window=2),
-        attach(request=3, plan="macrobatch", macro_partitions=2, reuse=2),
-        attach(request=4, plan="chunks", num_neighbors=(), operators=("sym",), hops=1, chunk=64),
-        attach(request=5, plan="rows", num_neighbors=(), labels=False),
-        attach(request=6, rank=1, world_size=2, shuffle=False, frontier="layer", replace=True),
-        attach(request=7, num_neighbors=(3, -1), split="valid", return_e_id=True),
-        attach(request=9, owners="all"),
-        attach(request=9, owners="all", frontier="layer", home=HomePlacement()),
-        attach(request=8, split="", ids=len(_IDS) // 8),
-        Ids(request=8, first=0, numbers=_IDS),
-        Start(session=SESSION, run=1, epoch=0, step=0),
-        Start(session=SESSION, run=2, epoch=1, step=3, stride=2),
-        Start(session=VICTIM, run=1 << 40, epoch=0, step=0),
-        Release(session=SESSION, run=1, step=0, group=0),
-        Release(session=SESSION, run=2, step=3, group=0),
-        Release(session=VICTIM, run=1, step=0, group=0),
-        Detach(session=SESSION),
-        Detach(session=VICTIM),
-        StatusRequest(request=9),
-        Hello(request=10),  # these are for tcp
-        Heartbeat(token=TOKEN),
-        RowsWanted(
-            request=11,
-            fingerprint=FINGERPRINT,
-            digest=DIGEST,
-            server=1,
-            array="nodes/node/features/x",
-            ids=_ROWS,
-        ),
-        Taken(session=SESSION, run=1, num_bytes=1 << 40),
-        Taken(session=VICTIM, run=1, num_bytes=1 << 62),
-    ]
-    return [[encode(message)] for message in messages]
+    found: list[Message] = []
+    for kind in get_args(ClientMessage):
+        usual = {f.name: _FIELDS[f.name] for f in msgspec.structs.fields(kind) if f.required}
+        variants: list[dict[str, Any]] = [{}]
+        if kind is Attach:
+            variants = [{"num_neighbors": (2, 2), "batch_size": 50, **more} for more in _ATTACHES]
+        if "session" in usual:
+            variants += [{"session": VICTIM, "run": 1 << 40}]
+        found += [msgspec.convert({**usual, **more}, kind) for more in variants]
+    return [[encode(message)] for message in found]
 
 
 def join(frames: Sequence[bytes]) -> bytes:
@@ -117,27 +95,36 @@ def split(data: bytes) -> list[bytes]:
     return data.split(_CUT, MOST_FRAMES - 1)
 
 
-def bind(frames: Sequence[bytes], token: int, session: int, victim: int) -> list[bytes]:
-    """With the numbers of a connection: its token, a session of its own, one of another's."""
+def bind(
+    frames: Sequence[bytes], numbers: Sequence[int], part: StorePart | None = None
+) -> list[bytes]:
+    """With what a connection knows.
+
+    numbers   its token, a session of its own, one of another's
+    part      whose peer it is
+    """
+    known = {
+        msgspec.msgpack.encode(name): b"\xcf" + number.to_bytes(8, "big")
+        for name, number in zip(NAMED, numbers, strict=True)
+    }
+    if part is not None:
+        known |= {FINGERPRINT.encode(): part.fingerprint.encode()}
+        known |= {DIGEST.encode(): part.digest.encode()}
     found = list(frames)
-    for place, number in zip(_PLACES, (token, session, victim), strict=True):
-        wide = b"\xcf" + number.to_bytes(8, "big")
-        found = [frame.replace(place, wide) for frame in found]
+    for name, meant in known.items():
+        found = [frame.replace(name, meant) for frame in found]
     return found
 
 
 def spoil(data: bytes, random: Random) -> bytes:
     """An input changed somewhere: in the fields of its message, or any bytes."""
-    frames = split(data)
-    choice = random.random()
+    choice, frames = random.random(), split(data)
     if choice < 0.2:
         return _overwrite(data, random)
-    if choice < 0.3 or (choice < 0.8 and not _readable(frames[0])):
-        frames = list(random.choice(base_messages()))
-    elif choice < 0.35:
+    if choice < 0.25:
         frames.insert(random.randrange(len(frames) + 1), random.randbytes(random.randrange(40)))
-    elif choice < 0.4 and len(frames) > 1:
-        del frames[random.randrange(len(frames))]
+    elif choice < 0.35:
+        frames = frames[:1]
     return join([_spoil_message(frames[0], random), *frames[1:]])
 
 
@@ -150,78 +137,26 @@ def _overwrite(data: bytes, random: Random) -> bytes:
     return bytes(found)
 
 
-def _readable(frame: bytes) -> bool:
+def _spoil_message(frame: bytes, random: Random) -> bytes:
+    """A few values of a message are others; what cannot be read becomes a message."""
     try:
         decode_client(frame)
-    except BadMessage:
-        return False
-    return True
-
-
-def _spoil_message(frame: bytes, random: Random) -> bytes:
-    """One to three fields of a message are others; what cannot be read becomes a message."""
-    try:
-        version, body = msgspec.msgpack.decode(frame, type=tuple[int, dict[str, Any]])
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        version, body = msgspec.msgpack.decode(frame)
+    except (BadMessage, UnicodeDecodeError):  # a field that nobody knows may be no text
         frame = random.choice(base_messages())[0]
-        version, body = msgspec.msgpack.decode(frame, type=tuple[int, dict[str, Any]])
+        version, body = msgspec.msgpack.decode(frame)
     for _ in range(random.randint(1, 3)):
-        name = random.choice([*body, "extra"])
-        if name == "kind" and random.random() < 0.8:
-            continue
-        match random.randrange(16):
-            case 0:
-                body.pop(name, None)
-            case 1:
-                body[name] = _value(random, 3)
-            case _:
-                body[name] = _like(body.get(name), random)
+        body["extra"] = 0
+        if random.random() < 0.85:
+            change_value(body, random, NAMED)
+        else:
+            change_shape(body, random)
     if random.random() < 0.02:
-        version = random.choice((0, 2, -1, 1 << 63))
+        version = number(random, version)
     try:
         return msgspec.msgpack.encode((version, body))
     except (OverflowError, UnicodeEncodeError, RecursionError):
         return frame
-
-
-def _like(value: Any, random: Random) -> Any:
-    """A value of the same type."""
-    match value:
-        case bool():
-            return not value
-        case int():
-            near = value + random.choice((-1, 1, 2, 100, -value))
-            return near if random.random() < 0.6 else random.choice(_NUMBERS)
-        case str():
-            return random.choice(_WORDS)
-        case list():
-            return [_like(v, random) for v in value] * random.choice((1, 1, 2, 9, 0))
-        case bytes() if random.random() < 0.7:  # numbers in another order, others, more or fewer
-            numbers = [value[at : at + 8] for at in range(0, len(value), 8)]
-            spoilt = random.choices([*numbers, random.randbytes(8)], k=random.randrange(6))
-            return b"".join(spoilt if random.random() < 0.5 else sorted(set(spoilt)))
-        case _:
-            return _value(random, 2)
-
-
-def _value(random: Random, depth: int) -> Any:
-    match random.randrange(8 if depth else 6):
-        case 0:
-            return random.choice(_NUMBERS)
-        case 1:
-            return random.choice(_WORDS)
-        case 2:
-            return random.choice((None, True, False))
-        case 3:
-            return random.choice((0.0, -1.5, float("inf"), float("nan"), 1e308))
-        case 4:
-            return random.randbytes(random.randrange(20))
-        case 5:
-            return [random.choice((-1, 1, 2, 1 << 16))] * random.choice((0, 1, 3, 17, 1000))
-        case 6:
-            return [_value(random, depth - 1) for _ in range(random.randrange(4))]
-        case _:
-            return {random.choice(_WORDS): _value(random, depth - 1)}
 
 
 def verdict(frames: Sequence[bytes], manifest: Manifest) -> str:
@@ -261,15 +196,6 @@ def verdict(frames: Sequence[bytes], manifest: Manifest) -> str:
     return "?"
 
 
-def take_part(frames: Sequence[bytes], part: StorePart) -> list[bytes]:
-    """With what only the peers of a part know."""
-    known = ((FINGERPRINT, part.fingerprint), (DIGEST, part.digest))
-    found = list(frames)
-    for place, text in known:
-        found = [frame.replace(place.encode(), text.encode()) for frame in found]
-    return found
-
-
 ANSWER_S = 120.0
 EVERY = 256  # messages between two checks of what came back
 LIFE = 1024  # messages of a connection
@@ -286,17 +212,10 @@ class Defect(Exception):
 class Attacker:
     """Connections one after the other, each with a token and a session of its own."""
 
-    def __init__(
-        self,
-        endpoint: str,
-        manifest: Manifest,
-        victim: int,
-        random: Random,
-        part: StorePart | None = None,
-    ) -> None:
-        """`victim`: a session of somebody else's; `part`: what the daemon serves to its peers."""
-        self._endpoint, self._manifest, self._victim = parse_either(endpoint), manifest, victim
-        self._random, self._part = random, part
+    def __init__(self, endpoint: str, store: Store, victim: int, random: Random) -> None:
+        """`victim`: a session of somebody else's, of a daemon that serves `store`."""
+        self._endpoint, self._victim, self._random = parse_either(endpoint), victim, random
+        self._manifest, self._part = store.manifest, store.part
         self._context = zmq.Context()
         self._nonce = _NONCE
         self.sent = 0
@@ -307,9 +226,7 @@ class Attacker:
 
     def send(self, data: bytes) -> None:
         """One message, of an input's frames.  Raises Defect."""
-        frames = bind(split(data), self._token, self._session, self._victim)
-        if self._part is not None:
-            frames = take_part(frames, self._part)
+        frames = bind(split(data), (self._token, self._session, self._victim), self._part)
         self._expected[verdict(frames, self._manifest)] += 1
         self._dealer.send_multipart(frames)
         self.sent += 1

@@ -33,8 +33,6 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from blockstore.owners import write_owners
-from blockstore.store import open_store
 from preprocess.__main__ import app
 from tools.command import parse, put, running_tally, stamped
 from tools.fuzz.mutations import StoreDraft, mutate
@@ -100,7 +98,6 @@ def make_stores(folder: Path) -> dict[str, Path]:
     _run("ingest", parts, stores["parts"], *usual, *influence, *hops, "--dtype", "int8")
     hetero_parts = ("--partitions", "3", "--hubs", "0.02", "--halo", "0.2", "--undirected")
     _run("ingest", hetero, stores["hetero"], *usual, *hetero_parts, "--ids", "uint64")
-    write_owners(open_store(stores["parts"]), "random", rng.integers(0, 3, nodes), 3, {})
     return stores
 
 

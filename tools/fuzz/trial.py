@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from blockstore.errors import StoreError
+from blockstore.format import OWNERS_FOLDER
 from blockstore.kernels.rows import NO_ROW
-from blockstore.owners import list_owners
+from blockstore.owners import list_owners, write_owners
 from blockstore.store import Store, open_store
 from blockstore.verify import verify_store
 from loaderd.api.errors import DaemonError
@@ -42,6 +43,7 @@ from tools.fuzz.mutations import StoreDraft
 
 WAIT_S = 100.0  # for a batch, which takes milliseconds; other processes are at work too
 _BATCHES = 3
+_MOST_OWNED = 1 << 16  # nodes of a store that gets an owner map, which names its fingerprint
 _FORESEEN = (StoreError, DaemonError, BadInput, OSError)  # commands say these in one line
 
 
@@ -134,6 +136,9 @@ class StoreTrial:
         self._try("verify", lambda: verify_store(self._path))
         if store is None:
             return
+        if store.manifest.num_nodes <= _MOST_OWNED:
+            owner = np.arange(store.manifest.num_nodes) % 3
+            self._try("owners", lambda: write_owners(store, "three", owner, 3, {}))
         self._try("export", lambda: self._export(store))
         self._try("serve", lambda: self._serve(store))
 
@@ -247,6 +252,7 @@ class Bench:
         try:
             trial.run()
         finally:
+            shutil.rmtree(self._store / OWNERS_FOLDER, ignore_errors=True)
             for name in {*changed, *draft.links}:
                 (self._store / name).unlink(missing_ok=True)
                 if name in self._files:
