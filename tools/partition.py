@@ -25,7 +25,6 @@ from preprocess.ingest.plan import plan_memory
 from preprocess.partition.partition import Partitioner, PartitionOptions
 from preprocess.pipeline.progress import Progress
 from preprocess.sources.layouts import open_source
-from preprocess.sources.reverse import with_reverses
 from preprocess.sources.source import Source
 from preprocess.stages.classes import NodeClasses, source_classes
 from preprocess.stages.columns import COLUMNS, DEGREES, ColumnFile
@@ -54,7 +53,7 @@ def made_columns(
     source: Source, options: IngestOptions, work: Path, progress: Progress
 ) -> Iterator[tuple[ColumnFile, NodeClasses, int]]:
     """(columns on disk by source id, classes of nodes, bytes of memory for what follows)."""
-    source = with_reverses(source, options)
+    source = source.with_reverses(options.undirected)
     contents = list_contents(source, options)
     share = plan_memory(contents, options).share
     stages = GraphStages(source, contents, options, share, work, progress)

@@ -15,7 +15,6 @@ from preprocess.pipeline.disk import DiskRates, existing_folder, measure_disk
 from preprocess.pipeline.renderings import format_count, format_seconds
 from preprocess.pipeline.result import IngestPlan, StagePlan
 from preprocess.pipeline.stage import Stage
-from preprocess.sources.reverse import with_reverses
 from preprocess.sources.source import Source
 
 START_S = 1.0  # the interpreter, and compiled kernels being loaded
@@ -92,7 +91,7 @@ def dry_run(
 ) -> DryRun:
     """Look at headers, and at the disk for a moment.  Raises BadInput, BudgetTooSmall, OSError."""
     options.check()
-    source = with_reverses(source, options)
+    source = source.with_reverses(options.undirected)
     contents = list_contents(source, options)
     if not may_shrink:
         check_left_out(source, options)

@@ -34,7 +34,6 @@ from preprocess.ingest.plan import interpreter_bytes, too_little_memory, with_in
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import Cost, RunPlan, resumable
 from preprocess.pipeline.work import sign
-from preprocess.sources.graph import NODE, RELATION
 from preprocess.sources.plain_names import (
     CSR,
     CSR_PARTS,
@@ -45,6 +44,7 @@ from preprocess.sources.plain_names import (
     PlainNames,
     SeveralTypes,
 )
+from preprocess.sources.source import NODE, RELATION
 from preprocess.stages.rows import Emit, place_rows
 
 _PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over

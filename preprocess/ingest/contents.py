@@ -18,7 +18,6 @@ from blockstore.format import (
 )
 from preprocess.errors import BadInput
 from preprocess.ingest.options import IngestOptions
-from preprocess.sources.reverse import WithReverses
 from preprocess.sources.source import Source, SourceRelation, SourceRows
 from preprocess.stages.csc import Widths
 
@@ -279,7 +278,7 @@ def _relation_contents(
         time=time,
         features=features,
         splits=splits,
-        reverse_of=source.reverse_of(relation) if isinstance(source, WithReverses) else "",
+        reverse_of=source.reverse_of(relation),
     )
 
 

@@ -60,7 +60,6 @@ from preprocess.pipeline.result import IngestPlan, IngestResult, StageResult
 from preprocess.pipeline.stage import Cost, Facts, RunPlan, Stage, resumable, temporary_bytes
 from preprocess.pipeline.tasks import Executor
 from preprocess.pipeline.work import STORE, check_free, sign
-from preprocess.sources.reverse import with_reverses
 from preprocess.sources.source import Source
 from preprocess.sources.sourcefiles import SourceFiles
 from preprocess.stages.classes import NodeClasses, source_classes
@@ -105,7 +104,7 @@ def ingest(
                 "--partitions", options.partition.num_partitions, "none, as a partition is given",
                 "leave one of them out",
             )  # fmt: skip
-        source = with_reverses(source, options)
+        source = source.with_reverses(options.undirected)
         check_left_out(source, options)
         stages = IngestStages(source, list_contents(source, options), options, executor is not None)
         facts = _sign_facts(source, options, partition)

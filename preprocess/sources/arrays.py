@@ -1,6 +1,6 @@
 """Rows and edges in arrays of any file format: checked when they are opened, read in order."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
+from preprocess.files.array_file import ArrayFile
 from preprocess.files.npy import NpyFile, StoredArray
 from preprocess.files.torchfile import kind_of, open_tensor, read_torch
+from preprocess.pipeline.stage import Facts
 from preprocess.sources.source import EdgePieces, SourceRows
 
 _PIECE = 1 << 16  # offsets at a time
@@ -109,6 +111,41 @@ def open_array(path: Path, form: str) -> StoredArray:
     if form != "numpy":
         raise BadInput.at(path, f"format {form!r}", "numpy or torch", "correct it")
     return NpyFile(path)
+
+
+class MadeRows:
+    """Rows that a preparation writes to a file of its own, without a header."""
+
+    path = None
+
+    def __init__(self, form: SourceRows, made: Path | None = None) -> None:
+        """`made` may be set later: nothing is read before the preparation."""
+        self.name, self.form, self.made = form.name, form, made
+
+    def write(self, window: int, none: float, fill: Callable[[int, NDArray[Any]], None]) -> Facts:
+        """Make the file in one pass for `window` nodes: `fill(first, rows)` enters what there is.
+
+        none   stands for what is not entered
+        """
+        assert self.made is not None
+        self.made.unlink(missing_ok=True)
+        form = self.form
+        buffer = np.empty((min(window, form.num_rows), *form.row_shape), form.dtype)
+        with ArrayFile(self.made, form.dtype) as out:
+            for first in range(0, form.num_rows, window):
+                rows = buffer[: min(window, form.num_rows - first)]
+                rows[:] = none
+                fill(first, rows)
+                out.append(rows)
+        return {}
+
+    def pieces(self, count: int) -> Iterator[NDArray[Any]]:
+        assert self.made is not None
+        form = self.form
+        width = form.row_bytes // form.dtype.itemsize
+        with ArrayFile(self.made, form.dtype) as file:
+            for piece in file.pieces(0, form.num_rows * width, count * width):
+                yield piece.reshape(-1, *form.row_shape)
 
 
 class EdgeArray:

@@ -9,7 +9,7 @@ from preprocess.errors import BadInput
 from preprocess.files.npy import RawFile
 from preprocess.sources.arrays import ArrayRows, CompressedEdges, read_dict, torch_ids
 from preprocess.sources.description import read_description
-from preprocess.sources.graph import NODE, RELATION, GraphSource
+from preprocess.sources.source import NODE, RELATION, Source
 
 CONF, SPLITS = "conf.json", "split_idx.pth"
 
@@ -26,7 +26,7 @@ class _Conf(msgspec.Struct):
     labels_dtype: str
 
 
-class GinexSource(GraphSource):
+class GinexSource(Source):
     """A folder that Ginex's `prepare_dataset.py` wrote.  Raises BadInput."""
 
     layout, marks = "ginex", (CONF, "indptr.dat")

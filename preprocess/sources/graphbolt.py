@@ -28,10 +28,9 @@ from preprocess.files.array_file import ArrayFile
 from preprocess.files.npy import NpyFile
 from preprocess.ingest.prepare import Preparation
 from preprocess.pipeline.stage import Facts
-from preprocess.sources.arrays import ArrayRows, EdgeArray, open_array
+from preprocess.sources.arrays import ArrayRows, EdgeArray, MadeRows, open_array
 from preprocess.sources.description import read_description
-from preprocess.sources.graph import NODE, RELATION, Ends, GraphSource, MadeRows, Owner, check_ids
-from preprocess.sources.source import SourceRows
+from preprocess.sources.source import NODE, RELATION, Ends, Owner, Source, SourceRows, check_ids
 from preprocess.sources.text import TextEdges
 
 META = "metadata.yaml"
@@ -101,7 +100,7 @@ class _Seeds(NamedTuple):
     has_negatives: bool
 
 
-class GraphBoltSource(GraphSource):
+class GraphBoltSource(Source):
     """A `Source` that is `Preparable`: labels that lie in several lists become one array."""
 
     layout, marks = "graphbolt", (META,)

@@ -13,11 +13,10 @@ from preprocess.files.array_file import ArrayFile
 from preprocess.files.npy import NpyFile
 from preprocess.ingest.prepare import Preparation
 from preprocess.pipeline.stage import Facts
-from preprocess.sources.arrays import ArrayRows
-from preprocess.sources.graph import NODE, RELATION, GraphSource, MadeRows
+from preprocess.sources.arrays import ArrayRows, MadeRows
 from preprocess.sources.jsontext import read_entries, read_lists
 from preprocess.sources.scipy_npz import open_matrix
-from preprocess.sources.source import SourceRows
+from preprocess.sources.source import NODE, RELATION, Source, SourceRows
 
 ADJACENCY, FEATURES, CLASSES, ROLES = "adj_full.npz", "feats.npy", "class_map.json", "role.json"
 _SPLITS = {"tr": "train", "va": "valid", "te": "test"}
@@ -27,7 +26,7 @@ _Class = Annotated[int, msgspec.Meta(ge=-(1 << 62), lt=1 << 62)]
 _Flags = list[Annotated[int, msgspec.Meta(ge=-128, le=127)]]
 
 
-class GraphSaintSource(GraphSource):
+class GraphSaintSource(Source):
     """A `Source` that is `Preparable`: JSON becomes arrays, a window of the nodes at a time."""
 
     layout, marks = "graphsaint", (ADJACENCY, ROLES)

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from preprocess.errors import BadInput
 from preprocess.files.npy import NpyFile, RawFile, StoredArray, has_header
 from preprocess.sources.arrays import ArrayRows, EdgeArray
-from preprocess.sources.graph import Ends, GraphSource, split_ends
-from preprocess.sources.source import SourceRows
+from preprocess.sources.source import Ends, Source, SourceRows, split_ends
 
 PROCESSED, EDGES, FEATURES = "processed", "edge_index.npy", "node_feat.npy"
 NUM_COLUMNS = 1024  # of features
@@ -44,7 +43,7 @@ SIZES: Mapping[str, Headerless] = {  # as in the owner's loader
 }
 
 
-class IgbSource(GraphSource):
+class IgbSource(Source):
     """The folder of a size, or the one that it alone lies in; labels of 19 classes.
 
     Labels of 2983 classes, where they are there, are the array "label_2K".  Raises BadInput.

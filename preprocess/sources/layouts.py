@@ -8,7 +8,6 @@ from blockstore.root import read_root
 from preprocess.errors import BadInput
 from preprocess.sources.dgl_csv import DglCsvSource
 from preprocess.sources.ginex import GinexSource
-from preprocess.sources.graph import GraphSource
 from preprocess.sources.graphbolt import GraphBoltSource
 from preprocess.sources.graphsaint import GraphSaintSource
 from preprocess.sources.igb import Igb2kSource, IgbSource
@@ -35,7 +34,7 @@ class Opened(NamedTuple):
     files: SourceFiles  # as they were
 
 
-_CLASSES: tuple[type[GraphSource], ...] = (
+_CLASSES: tuple[type[Source], ...] = (
     PlainSource,
     PlainHeteroSource,
     DglCsvSource,
@@ -90,7 +89,7 @@ def open_source(path: Path, layout: str | None = None) -> Opened:
     return _open(chosen, path, saw)
 
 
-def _open(layout: type[GraphSource], path: Path, saw: str) -> Opened:
+def _open(layout: type[Source], path: Path, saw: str) -> Opened:
     before = stats_below(path)  # headers are read while the source is opened
     source = layout(path)
     return Opened(source, saw, SourceFiles(source.files, before))

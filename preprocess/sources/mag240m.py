@@ -5,7 +5,7 @@ from pathlib import Path
 from preprocess.errors import BadInput
 from preprocess.files.npy import NpyFile
 from preprocess.sources.arrays import ArrayRows, EdgeArray, read_dict, torch_ids
-from preprocess.sources.graph import GraphSource, split_ends
+from preprocess.sources.source import Source, split_ends
 
 FOLDER = "mag240m_kddcup2021"
 META, SPLITS, PROCESSED, EDGES = "meta.pt", "split_dict.pt", "processed", "edge_index.npy"
@@ -13,7 +13,7 @@ _PAPER, _CLASSES, _BETWEEN = "paper", "num_classes", "___"
 _WHOLE, _PARTS = ("test-whole", "test"), ("test-dev", "test-challenge")
 
 
-class Mag240mSource(GraphSource):
+class Mag240mSource(Source):
     """The folder itself, or the one that it lies in.  Raises BadInput."""
 
     layout = "mag240m"

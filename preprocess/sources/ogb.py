@@ -15,7 +15,7 @@ from preprocess.files.tables import Table
 from preprocess.files.torchfile import kind_of, open_tensor, read_torch
 from preprocess.ingest.contents import SPLITS
 from preprocess.sources.arrays import ArrayRows, id_rows
-from preprocess.sources.graph import GraphSource, RowStream
+from preprocess.sources.source import RowStream, Source
 from preprocess.sources.text import TextIds
 
 # whose edges OGB's master.csv says to add the inverse of, and the names of their archives
@@ -27,7 +27,7 @@ _NEGATIVES = "edge_neg"
 _OTHER_TYPES = "head_type"  # of pairs of many relations in one list
 
 
-class OgbSource(GraphSource):
+class OgbSource(Source):
     """A dataset's folder.  Splits of pairs over many relations (ogbl-biokg) are left out."""
 
     def add_rest(self, folder: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 from preprocess.errors import BadInput
 from preprocess.files.npy import ZipArray, list_members
 from preprocess.sources.arrays import ArrayRows, EdgeArray
-from preprocess.sources.graph import NODE, RELATION, Ends
 from preprocess.sources.ogb import OgbSource
+from preprocess.sources.source import NODE, RELATION, Ends
 
 _DATA, _LABELS = "data.npz", "node-label.npz"
 _INDEX, _LABEL = "edge_index", "node_label"

@@ -11,8 +11,8 @@ import numpy as np
 from preprocess.errors import BadInput
 from preprocess.files.arrow import INTEGER
 from preprocess.files.tables import Table
-from preprocess.sources.graph import NODE, RELATION, Ends, Owner
 from preprocess.sources.ogb import OgbSource, read_flags
+from preprocess.sources.source import NODE, RELATION, Ends, Owner
 from preprocess.sources.text import TextEdges, TextRows
 
 _SUFFIX = ".csv.gz"

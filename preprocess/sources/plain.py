@@ -6,7 +6,6 @@ import msgspec
 
 from preprocess.errors import BadInput
 from preprocess.sources.description import read_description
-from preprocess.sources.graph import NODE, RELATION, Ends
 from preprocess.sources.plain_arrays import PlainArrays
 from preprocess.sources.plain_names import (
     CSR,
@@ -18,6 +17,7 @@ from preprocess.sources.plain_names import (
     parse_stem,
     plain_name,
 )
+from preprocess.sources.source import NODE, RELATION, Ends
 
 _ENDS: Ends = (NODE, RELATION, NODE)
 _SCAN_EDGES = 1 << 18

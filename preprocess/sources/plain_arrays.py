@@ -15,7 +15,6 @@ from preprocess.kernels.edges import first_outside
 from preprocess.kernels.rows import densify
 from preprocess.sources.arrays import ArrayRows, EdgeArray, id_rows
 from preprocess.sources.description import read_description
-from preprocess.sources.graph import Ends, GraphSource, Owner
 from preprocess.sources.plain_names import (
     CSR,
     CSR_PARTS,
@@ -24,7 +23,7 @@ from preprocess.sources.plain_names import (
     array_order,
     split_order,
 )
-from preprocess.sources.source import SourceRows
+from preprocess.sources.source import Ends, Owner, Source, SourceRows
 
 
 class _Csr(msgspec.Struct):
@@ -32,7 +31,7 @@ class _Csr(msgspec.Struct):
     nnz: int | None = None
 
 
-class PlainArrays(GraphSource):
+class PlainArrays(Source):
     """Arrays in npy files of one folder, sorted by what they are of.  Raises BadInput.
 
     A type's number of nodes is checked by whoever knows it: `check_counts`.

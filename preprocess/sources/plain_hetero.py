@@ -13,7 +13,6 @@ import msgspec
 
 from preprocess.errors import BadInput
 from preprocess.sources.description import read_description
-from preprocess.sources.graph import Ends
 from preprocess.sources.plain_arrays import PlainArrays, ShiftedIds
 from preprocess.sources.plain_names import (
     CSR_PARTS,
@@ -28,6 +27,7 @@ from preprocess.sources.plain_names import (
     split_order,
     typed_file,
 )
+from preprocess.sources.source import Ends
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from preprocess.ingest.contents import SPLITS
-from preprocess.sources.graph import Ends
+from preprocess.sources.source import Ends
 
 MAIN = "x"  # the array that is called "feat" on disk
 META, SCHEMA = "meta.json", "schema.json"

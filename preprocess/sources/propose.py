@@ -13,7 +13,7 @@ from preprocess.errors import BadInput
 from preprocess.files.arrow import ColumnType
 from preprocess.files.tables import Table, is_table
 from preprocess.sources.columns import TableSequence
-from preprocess.sources.graph import NODE
+from preprocess.sources.source import NODE
 
 _ENDS = (
     ("src", "dst"), ("source", "target"), ("source", "dest"), ("source", "destination"),

@@ -17,8 +17,7 @@ from preprocess.files.npy import StoredArray
 from preprocess.files.strided import GivenArray, Placed, StridedRows
 from preprocess.files.torchfile import TorchObject, kind_of, read_torch
 from preprocess.sources.arrays import ArrayRows, CompressedEdges, EdgeArray, EdgeLists, id_rows
-from preprocess.sources.graph import NODE, RELATION, EdgeFile, Ends, GraphSource, Owner
-from preprocess.sources.source import SourceRows
+from preprocess.sources.source import NODE, RELATION, EdgeFile, Ends, Owner, Source, SourceRows
 
 _ONLY: Ends = (NODE, RELATION, NODE)  # the relation of a `Data`
 _EDGES = ("edge_index", "adj_t")
@@ -35,7 +34,7 @@ _MOST_SHOWN = 8  # names
 Store = dict[str, Any]  # what is of a type or of a relation, by name
 
 
-class PygSource(GraphSource):
+class PygSource(Source):
     """A graph that PyG saved, homogeneous or heterogeneous.  Raises BadInput."""
 
     layout = "pyg"

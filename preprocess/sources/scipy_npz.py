@@ -5,8 +5,15 @@ from pathlib import Path
 from preprocess.errors import BadInput
 from preprocess.files.npy import ZipArray, list_members, read_word
 from preprocess.sources.arrays import ArrayRows, CompressedEdges, EdgeArray, EdgeLists
-from preprocess.sources.graph import NODE, RELATION, EdgeFile, Ends, GraphSource
-from preprocess.sources.source import SourceRelation, SourceRows
+from preprocess.sources.source import (
+    NODE,
+    RELATION,
+    EdgeFile,
+    Ends,
+    Source,
+    SourceRelation,
+    SourceRows,
+)
 
 _FORMATS = ("csr", "csc", "coo")
 _SCAN_ITEMS = 1 << 16
@@ -35,7 +42,7 @@ def open_values(path: Path) -> ZipArray:
     return _array(path, "data", None, "biuf")
 
 
-class ScipyNpzSource(GraphSource):
+class ScipyNpzSource(Source):
     """A graph as a square matrix: an entry an edge, its value the weight unless all are 1."""
 
     layout = "scipy-npz"

@@ -1,13 +1,23 @@
-"""What a source of graphs offers, whatever its layout: chunks of edges and rows, nothing whole."""
+"""A graph on disk, whatever its layout: chunks of edges and rows, nothing whole."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from preprocess.errors import BadInput
+from preprocess.kernels.edges import first_outside
+from preprocess.pipeline.progress import Progress
+
+NODE, RELATION = "node", "to"  # of a graph whose layout names no types
+_REVERSE = "rev_"  # before the name of a relation that is added
+
 EdgePieces = Iterator[tuple[NDArray[Any], NDArray[Any]]]  # sources and targets
+Ends = tuple[str, str, str]  # source type, relation, target type
+Owner = str | Ends  # what an array is of: a node type or a relation
 
 
 class SourceRows(NamedTuple):
@@ -37,41 +47,173 @@ class SourceRelation(NamedTuple):
     where: str  # file, for messages
 
 
-class Source(Protocol):
-    """A homogeneous or heterogeneous graph on disk.  Headers are checked when it is opened.
-
-    Ids of nodes are per type, from 0.  Raises BadInput, from everything here.
-    """
+class RowStream(Protocol):
+    """An array of rows that is read in order."""
 
     @property
-    def layout(self) -> str:
-        """Name of the layout, as `--layout` takes it."""
+    def name(self) -> str:
+        """As its owner has it."""
+
+    @property
+    def form(self) -> SourceRows:
+        """What it is; a list in text is counted at first."""
+
+    @property
+    def path(self) -> Path | None:
+        """The file of the source that it is in; None of what a preparation made."""
+
+    def pieces(self, count: int, /) -> Iterator[NDArray[Any]]:
+        """(at most `count`, *row_shape) at a time; the array is reused.  Raises BadInput."""
+
+
+class Rows(NamedTuple):
+    """A `RowStream` of what a function reads."""
+
+    form: SourceRows
+    pieces: Callable[[int], Iterator[NDArray[Any]]]
+    path: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return self.form.name
+
+
+class EdgeFile(Protocol):
+    """The edges of a relation in a file."""
+
+    @property
+    def path(self) -> Path:
+        """The file that holds them."""
 
     @property
     def where(self) -> str:
-        """Its path, for messages."""
+        """The file and the place in it, for messages."""
 
     @property
-    def files(self) -> Sequence[Path]:
-        """Every file that is read: a resumed ingest checks that they are the same."""
+    def num_edges(self) -> int:
+        """In it; text without a count is parsed once."""
+
+    def pieces(self, count: int) -> EdgePieces:
+        """(src, dst), at most `count` at a time, not checked; arrays may be reused."""
+
+    def place(self, end: int, row: int) -> str:
+        """Of the source (0) or the target (1) of an edge, for messages."""
+
+
+@runtime_checkable
+class Seekable(Protocol):
+    """Edges or rows that can be read from anywhere."""
 
     @property
-    def undirected(self) -> bool:
-        """Whether the layout's owner adds the reverse of each edge when loading it."""
+    def seeks(self) -> bool:
+        """Whether that costs no more than to read from the beginning."""
 
-    @property
-    def num_nodes(self) -> Mapping[str, int]:
-        """Nodes of each type, in the order of their ranges in a store."""
+    def pieces(self, count: int, span: range | None = None) -> Iterator[Any]:
+        """What is in the span; None: all."""
 
-    @property
-    def relations(self) -> Sequence[SourceRelation]:
-        """All relations, in the order of their edge types in a store."""
 
-    def divides(self, of: SourceRelation | SourceRows) -> bool:
-        """Whether reading may begin anywhere in the edges of a relation, or in an array.
+class Source:
+    """A homogeneous or heterogeneous graph on disk.  Headers are checked when it is opened.
 
-        Tasks elsewhere read ranges of these: the source is pickled, and opens its files.
+    A layout derives from it, fills `num_nodes`, and adds edges, arrays, labels and splits; it is
+    opened by its path.  Ids of nodes are per type, from 0.  Raises BadInput, from everything here.
+    """
+
+    layout = ""  # as `--layout` takes it
+    undirected = False  # whether the layout's owner adds the reverse of each edge when loading it
+    marks: tuple[str, ...] = ()  # files by which a folder is of this layout; (): `recognise` tells
+
+    @classmethod
+    def recognise(cls, path: Path) -> str | None:
+        """What of this layout is there, by the names of files; None where it is another."""
+        there = cls.marks and all((path / name).is_file() for name in cls.marks)
+        return " and ".join(cls.marks) if there else None
+
+    def __init__(self, where: Path, num_nodes: Mapping[str, int] | None = None) -> None:
+        self.where, self._num_nodes = str(where), dict(num_nodes or {})
+        self._edges: dict[Ends, EdgeFile] = {}
+        self._arrays: dict[Owner, list[RowStream]] = {}
+        self._splits: dict[Owner, list[RowStream]] = {}
+        self._labels: dict[str, RowStream] = {}
+        self._readers: dict[SourceRows, RowStream] = {}
+        self._files: set[Path] = set()
+
+    def add_files(self, *paths: Path) -> None:
+        """Files that are read besides those of edges and arrays."""
+        self._files.update(paths)
+
+    def add_edges(self, ends: Ends, edges: EdgeFile) -> None:
+        self._edges[ends] = edges
+        self._files.add(edges.path)
+
+    def add_array(self, owner: Owner, rows: RowStream) -> None:
+        """An array of a type or a relation.  Of a type, the main one is named "x"; of a relation,
+        "weight" (one number a row) and "time" (one integer a row) guide sampling.
+
+        Raises BadInput: another has its name.
         """
+        self._add(self._arrays.setdefault(owner, []), "array", rows)
+
+    def add_label(self, node_type: str, rows: RowStream) -> None:
+        """One number a row, or a row of them (multi-label); -1 or NaN: none."""
+        self._add([], "label", rows)
+        self._labels[node_type] = rows
+
+    def add_split(self, owner: Owner, rows: RowStream) -> None:
+        """A split of a type or a relation.  Raises BadInput: another has its name."""
+        self._add(self._splits.setdefault(owner, []), "split", rows)
+
+    def check_nodes(self, where: object) -> None:
+        """Raises BadInput: there are no nodes at all."""
+        if not any(self.num_nodes.values()):
+            raise BadInput.at(where, "a graph with no nodes", "at least one", "is it whole?")
+
+    def write_keys(self, folder: Path, progress: Progress) -> None:
+        """None, where ids are numbers from 0."""
+
+    def with_reverses(self, undirected: bool) -> Self:
+        """The source as it is asked for: if it is `undirected`, with added relations.
+
+        For each relation (a, name, b) with a != b that is (b, rev_name, a).  Its edges have the
+        ids, and the arrays, of those that they reverse; it has no splits.  Raises BadInput: the
+        source has a relation of that name itself.
+        """
+        if not undirected:
+            return self
+        whole = copy(self)
+        whole._edges, whole._arrays = dict(self._edges), dict(self._arrays)
+        for (src, name, dst), edges in self._edges.items():
+            added = dst, _REVERSE + name, src
+            if src == dst:
+                continue
+            if added in self._edges:
+                raise BadInput.at(
+                    edges.where, f"a relation {added[1]} from {dst} to {src}",
+                    "none where reverses are to be added", "leave --undirected out",
+                )  # fmt: skip
+            whole._edges[added] = _Reversed(edges, name)
+            whole._arrays[added] = self._arrays.get((src, name, dst), [])
+        return whole
+
+    def reverse_of(self, relation: SourceRelation) -> str:
+        """Name of the relation that an added one reverses; "" for one of the source itself."""
+        edges = self._edges[relation[:3]]
+        return edges.name if isinstance(edges, _Reversed) else ""
+
+    @property
+    def num_nodes(self) -> dict[str, int]:
+        """Nodes of each type, in the order of their ranges in a store."""
+        return self._num_nodes
+
+    @property
+    def files(self) -> list[Path]:
+        """Every file that is read: a resumed ingest checks that they are the same."""
+        return sorted(self._files)
+
+    @property
+    def relations(self) -> tuple[SourceRelation, ...]:
+        """In the order of their edge types in a store."""
+        return tuple(SourceRelation(*ends, e.num_edges, e.where) for ends, e in self._edges.items())
 
     def edges(self, relation: SourceRelation, count: int, span: range | None = None) -> EdgePieces:
         """(src, dst) in the source's order, at most `count` at a time; arrays are reused.
@@ -80,29 +222,125 @@ class Source(Protocol):
 
         Ids are checked each time: BadInput names the position of one that is out of range.
         """
+        edges, done = self._edges[relation[:3]], 0 if span is None else span.start
+        for piece in _pieces(edges, relation.num_edges, count, span):
+            for end, ids in enumerate(piece):
+                owner = (relation.src, relation.dst)[end]
+                check_ids(ids, self.num_nodes[owner], owner, edges.place, end, done)
+            yield piece
+            done += piece[0].size
 
-    def edge_rows(self, relation: SourceRelation) -> Sequence[SourceRows]:
-        """Arrays of a relation, a row an edge in the order of `edges`, in a fixed order.
+    def divides(self, of: SourceRelation | SourceRows) -> bool:
+        """Whether reading may begin anywhere in the edges of a relation, or in an array.
 
-        Of these, "weight" (one number a row) and "time" (one integer a row) guide sampling.
+        Tasks elsewhere read ranges of these: the source is pickled, and opens its files.
         """
+        held = self._readers[of] if isinstance(of, SourceRows) else self._edges[of[:3]]
+        return isinstance(held, Seekable) and held.seeks
 
-    def edge_splits(self, relation: SourceRelation) -> Sequence[SourceRows]:
+    def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
+        """Arrays of a relation, a row an edge in the order of `edges`, in a fixed order."""
+        return self._readable(self._arrays.get(relation[:3], []))
+
+    def edge_splits(self, relation: SourceRelation) -> list[SourceRows]:
         """Splits of a relation, for link prediction.  Ids are not checked."""
+        return self._readable(self._splits.get(relation[:3], []))
 
-    def features(self, node_type: str) -> Sequence[SourceRows]:
-        """Arrays of a type other than labels, in a fixed order; the main one is named "x"."""
+    def features(self, node_type: str) -> list[SourceRows]:
+        """Arrays of a type other than labels, in a fixed order."""
+        return self._readable(self._arrays.get(node_type, []))
 
     def label(self, node_type: str) -> SourceRows | None:
-        """Labels of a type: one number a row, or a row of them (multi-label); -1 or NaN: none."""
+        held = self._labels.get(node_type)
+        return None if held is None else self._readable([held])[0]
 
-    def splits(self, node_type: str) -> Sequence[SourceRows]:
+    def splits(self, node_type: str) -> list[SourceRows]:
         """Splits of a type: lists of node ids, in the source's order.  Ids are not checked."""
+        return self._readable(self._splits.get(node_type, []))
 
     def rows(
         self, rows: SourceRows, count: int, span: range | None = None
     ) -> Iterator[NDArray[Any]]:
-        """Dense rows in order, (at most `count`, *row_shape) at a time; the array is reused.
+        """Dense rows in order, (at most `count`, *row_shape) at a time.
 
         span   those to read: some, if the array divides; None: all
+
+        The array may be reused, and is not to be written to.
         """
+        return _pieces(self._readers[rows], rows.num_rows, count, span)
+
+    def _add(self, others: list[RowStream], what: str, rows: RowStream) -> None:
+        twice = next((r for r in others if r.name == rows.name), None)
+        if twice is not None:
+            raise BadInput.at(
+                rows.form.where, f"{what} {rows.name!r} again", f"it once, in {twice.form.where}",
+                "rename one of them, or leave it out",
+            )  # fmt: skip
+        others.append(rows)
+        if rows.path is not None:
+            self._files.add(rows.path)
+
+    def _readable(self, arrays: list[RowStream]) -> list[SourceRows]:
+        forms = [rows.form for rows in arrays]
+        self._readers.update(zip(forms, arrays, strict=True))
+        return forms
+
+
+def _pieces(
+    held: RowStream | EdgeFile, total: int, count: int, span: range | None
+) -> Iterator[Any]:
+    if span is None or len(span) == total:
+        return held.pieces(max(count, 1))
+    assert isinstance(held, Seekable)
+    return held.pieces(max(count, 1), span)
+
+
+class _Reversed:
+    """The edges of another relation, from their targets to their sources."""
+
+    def __init__(self, edges: EdgeFile, name: str) -> None:
+        self._edges, self.path, self.where, self.name = edges, edges.path, edges.where, name
+        self.seeks = isinstance(edges, Seekable) and edges.seeks
+
+    @property
+    def num_edges(self) -> int:
+        return self._edges.num_edges
+
+    def pieces(self, count: int, span: range | None = None) -> EdgePieces:
+        for src, dst in _pieces(self._edges, self.num_edges, count, span):
+            yield dst, src
+
+    def place(self, end: int, row: int) -> str:
+        return self._edges.place(1 - end, row)
+
+
+def check_ids(
+    ids: NDArray[Any],
+    num_nodes: int,
+    owner: str,
+    place: Callable[[int, int], str],
+    end: int = 0,
+    done: int = 0,
+) -> None:
+    """Raises BadInput: a node of the type `owner` that there is not.
+
+    place   says where an id stands, of an `end` (0 or 1) and a row
+    done    rows before these
+    """
+    bad = int(first_outside(ids, num_nodes))
+    if bad >= 0:
+        raise BadInput.at(
+            place(end, done + bad), f"node id {ids[bad]}", f"0 to {num_nodes - 1}",
+            f"there are {num_nodes} nodes of type {owner}",
+        )  # fmt: skip
+
+
+def split_ends(name: str, separator: str, where: object) -> Ends:
+    """(source type, relation, target type) of the name of a folder.  Raises BadInput."""
+    parts = name.split(separator)
+    if len(parts) != 3:
+        raise BadInput.at(
+            where, f"{len(parts)} names", separator.join(("source", "relation", "target")),
+            "rename it",
+        )  # fmt: skip
+    return parts[0], parts[1], parts[2]

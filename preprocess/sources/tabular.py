@@ -16,6 +16,7 @@ from preprocess.ingest.contents import SPLITS, check_length
 from preprocess.ingest.prepare import Preparation
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import Facts
+from preprocess.sources.arrays import MadeRows
 from preprocess.sources.columns import (
     EdgeTables,
     NodeTables,
@@ -24,15 +25,14 @@ from preprocess.sources.columns import (
     list_splits,
 )
 from preprocess.sources.columns import Splits as SplitColumns
-from preprocess.sources.graph import GraphSource, MadeRows, Owner
 from preprocess.sources.nodeids import INTEGERS, TEXTS, NodeIds
-from preprocess.sources.source import EdgePieces, SourceRows
+from preprocess.sources.source import EdgePieces, Owner, Source, SourceRows
 
 KEY = "key"  # the array of a type that holds its owner's integer ids
 _INT64 = np.dtype(np.int64)
 
 
-class TabularSource(GraphSource):
+class TabularSource(Source):
     """A `Source` that is `Preparable`: ids of nodes are mapped, splits are listed.
 
     Node i is row i of its tables; without tables, the i-th that edges name: relation by relation,

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from preprocess.errors import BadInput
 from preprocess.files.arrow import INTEGER, ColumnType
 from preprocess.files.tables import Table, joined
-from preprocess.sources.graph import NODE, check_ids
-from preprocess.sources.source import EdgePieces, SourceRows
+from preprocess.sources.source import NODE, EdgePieces, SourceRows, check_ids
 
 _FLOAT32, _INT64 = np.dtype(np.float32), np.dtype(np.int64)
 

@@ -1,13 +1,14 @@
 """What ingest should give, in plain Python meant to be read; and a source made of arrays."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.ingest.options import IngestOptions
-from preprocess.sources.source import SourceRelation, SourceRows
+from preprocess.sources.source import Rows, Source, SourceRelation, SourceRows
 
 Edge = tuple[int, int, int]  # target, source, id
 
@@ -54,132 +55,95 @@ def breadth_first(num_nodes: int, edges: list[Edge], max_levels: int) -> list[in
     return order + [v for v in left if v in linked] + [v for v in left if v not in linked]
 
 
-class ArraySource:
-    """A source held in memory: one type, one relation; rows by name."""
+class HeldEdges:
+    """Edges in memory, (edges, 2)."""
 
-    def __init__(self, num_nodes: int, edges: Any, rows: dict[str, NDArray[Any]] | None = None):
-        self.layout, self.where, self.files, self.undirected = "arrays", "arrays", [], False
-        self.num_nodes = {"node": num_nodes}
-        self._edges = np.array(edges, np.int64).reshape(-1, 2).T
-        self.relations = (SourceRelation("node", "to", "node", self._edges.shape[1], "edges"),)
-        self._rows = rows or {}
+    def __init__(self, pairs: Any, where: str) -> None:
+        self.path, self.where = Path(__file__), where  # a file that does not change
+        self.pairs = np.array(pairs, np.int64).reshape(-1, 2)
+        self.num_edges = self.pairs.shape[0]
 
-    def divides(self, _of: SourceRelation | SourceRows) -> bool:
-        return False
-
-    def edges(
-        self, relation: SourceRelation, count: int, span: range | None = None
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        for first in range(0, relation.num_edges, count):
-            part = self._edges[:, first : first + count].copy()
+    def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        for first in range(0, self.num_edges, count):
+            part = self.pairs[first : first + count].T.copy()
             yield part[0], part[1]
             part[:] = -1  # arrays are reused
 
-    def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
-        return []
-
-    def edge_splits(self, relation: SourceRelation) -> list[SourceRows]:
-        return []
-
-    def _facts(self, name: str) -> SourceRows:
-        rows = self._rows[name]
-        return SourceRows(name, rows.dtype, rows.shape[1:], rows.shape[0], "dense", name)
-
-    def features(self, node_type: str) -> list[SourceRows]:
-        return [self._facts(name) for name in self._rows if name.startswith("x")]
-
-    def label(self, node_type: str) -> SourceRows | None:
-        return self._facts("y") if "y" in self._rows else None
-
-    def splits(self, node_type: str) -> list[SourceRows]:
-        return [self._facts(n) for n in ("train", "valid", "test") if n in self._rows]
-
-    def rows(
-        self, rows: SourceRows, count: int, span: range | None = None
-    ) -> Iterator[NDArray[Any]]:
-        held = self._rows[rows.name]
-        for first in range(0, rows.num_rows, count):
-            yield held[first : first + count].copy()
+    def place(self, end: int, row: int) -> str:
+        return f"{self.where}[{row}, {end}]"
 
 
-class Graph:
+def held_rows(where: str, name: str, array: NDArray[Any]) -> Rows:
+    """Rows in memory."""
+
+    def pieces(count: int) -> Iterator[NDArray[Any]]:
+        for first in range(0, array.shape[0], count):
+            part = array[first : first + count].copy()
+            yield part
+            if part.dtype.kind != "b":
+                part[:] = 77  # arrays are reused
+
+    form = SourceRows(name, array.dtype, array.shape[1:], array.shape[0], "dense", where)
+    return Rows(form, pieces)
+
+
+class ArraySource(Source):
+    """A source held in memory: one type, one relation; rows by name."""
+
+    def __init__(self, num_nodes: int, edges: Any, rows: dict[str, NDArray[Any]] | None = None):
+        super().__init__(Path("arrays"), {"node": num_nodes})
+        self.add_edges(("node", "to", "node"), HeldEdges(edges, "edges"))
+        for name, array in (rows or {}).items():
+            held = held_rows(name, name, array)
+            if name == "y":
+                self.add_label("node", held)
+            elif name.startswith("x"):
+                self.add_array("node", held)
+        for name in ("train", "valid", "test"):
+            if rows and name in rows:
+                self.add_split("node", held_rows(name, name, rows[name]))
+
+
+class Graph(Source):
     """A source of several types and relations, held in memory; arrays by name."""
 
+    layout = "graph"
+
     def __init__(self) -> None:
-        self.layout, self.where, self.files, self.undirected = "graph", "graph", [], False
-        self.num_nodes: dict[str, int] = {}
-        self.relations: list[SourceRelation] = []
+        super().__init__(Path("graph"))
         self.pairs: dict[SourceRelation, NDArray[Any]] = {}  # (edges, 2)
         self.arrays: dict[str, NDArray[Any]] = {}  # where -> array
-        self._edge_rows: dict[SourceRelation, list[SourceRows]] = {}
-        self._edge_splits: dict[SourceRelation, list[SourceRows]] = {}
-        self._rows: dict[tuple[str, str], list[SourceRows]] = {}
 
     def add_type(self, name: str, num_nodes: int, **arrays: NDArray[Any]) -> "Graph":
         """`y`, `train`, `valid` and `test` are what they are called; others are features."""
         self.num_nodes[name] = num_nodes
         for key, array in arrays.items():
-            kind = {"y": "label", "train": "split", "valid": "split", "test": "split"}
-            kept = self._rows.setdefault((name, kind.get(key, "feature")), [])
-            kept.append(self._held(f"{name}.{key}", key, array))
+            held = self._held(f"{name}.{key}", key, array)
+            if key == "y":
+                self.add_label(name, held)
+            elif key in ("train", "valid", "test"):
+                self.add_split(name, held)
+            else:
+                self.add_array(name, held)
         return self
 
     def add_relation(
         self, src: str, name: str, dst: str, pairs: Any, splits: Any = None, **arrays: Any
     ) -> "Graph":
         """`pairs`: (source, target) of each edge; arrays have a row an edge."""
-        held = np.array(pairs, np.int64).reshape(-1, 2)
-        where = f"{src}.{name}.{dst}"
-        relation = SourceRelation(src, name, dst, held.shape[0], where)
-        self.relations.append(relation)
-        self.pairs[relation] = held
-        self._edge_rows[relation] = [
-            self._held(f"{where}.{key}", key, array) for key, array in arrays.items()
-        ]
-        self._edge_splits[relation] = [
-            self._held(f"{where}/{key}", key, array) for key, array in (splits or {}).items()
-        ]
+        ends, where = (src, name, dst), f"{src}.{name}.{dst}"
+        edges = HeldEdges(pairs, where)
+        self.add_edges(ends, edges)
+        self.pairs[self.relations[-1]] = edges.pairs
+        for key, array in arrays.items():
+            self.add_array(ends, self._held(f"{where}.{key}", key, array))
+        for key, array in (splits or {}).items():
+            self.add_split(ends, self._held(f"{where}/{key}", key, array))
         return self
 
-    def _held(self, where: str, name: str, array: NDArray[Any]) -> SourceRows:
+    def _held(self, where: str, name: str, array: NDArray[Any]) -> Rows:
         self.arrays[where] = array
-        return SourceRows(name, array.dtype, array.shape[1:], array.shape[0], "dense", where)
-
-    def divides(self, _of: SourceRelation | SourceRows) -> bool:
-        return False
-
-    def edges(
-        self, relation: SourceRelation, count: int, span: range | None = None
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        for first in range(0, relation.num_edges, count):
-            part = self.pairs[relation][first : first + count].T.copy()
-            yield part[0], part[1]
-            part[:] = -1  # arrays are reused
-
-    def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
-        return self._edge_rows[relation]
-
-    def edge_splits(self, relation: SourceRelation) -> list[SourceRows]:
-        return self._edge_splits[relation]
-
-    def features(self, node_type: str) -> list[SourceRows]:
-        return self._rows.get((node_type, "feature"), [])
-
-    def label(self, node_type: str) -> SourceRows | None:
-        return next(iter(self._rows.get((node_type, "label"), [])), None)
-
-    def splits(self, node_type: str) -> list[SourceRows]:
-        return self._rows.get((node_type, "split"), [])
-
-    def rows(
-        self, rows: SourceRows, count: int, span: range | None = None
-    ) -> Iterator[NDArray[Any]]:
-        held = self.arrays[rows.where]
-        for first in range(0, rows.num_rows, count):
-            part = held[first : first + count].copy()
-            yield part
-            if part.dtype.kind != "b":
-                part[:] = 77  # arrays are reused
+        return held_rows(where, name, array)
 
 
 def union_edges(source: Any, options: IngestOptions) -> list[Edge]:

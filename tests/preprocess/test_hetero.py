@@ -17,7 +17,6 @@ from preprocess.errors import BadInput
 from preprocess.ingest import plan
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
-from preprocess.sources.reverse import with_reverses
 from preprocess.sources.source import SourceRows
 from tests.preprocess import naive
 from tests.preprocess.ingest.test_plan import plan_ingest
@@ -140,7 +139,7 @@ def test_stores_hold_what_the_definition_says(tmp_path_factory, source, options,
     options = replace(options, order=order, block_bytes=4096)
     path = tmp_path_factory.mktemp("hetero") / "store"
     manifest = ingest(source, path, options, QUIET).manifest
-    store, told = open_store(path), with_reverses(source, options)
+    store, told = open_store(path), source.with_reverses(options.undirected)
     verify_store(path)
     assert [t.num_nodes for t in manifest.types] == list(source.num_nodes.values())
     found = check_types(store, source)
@@ -204,7 +203,7 @@ def test_memory_does_not_show(tmp_path: Path, order: str, undirected: bool):
         fingerprints.add(ingest(source, path, told, QUIET).manifest.fingerprint)
     assert len(fingerprints) == 1
     verify_store(tmp_path / "least")
-    store, told = open_store(tmp_path / "least"), with_reverses(source, options)
+    store, told = open_store(tmp_path / "least"), source.with_reverses(options.undirected)
     for number in range(len(told.relations)):
         check_relation(store, told, number, options)
 

@@ -76,7 +76,8 @@ def features(rows, dtype="float32", allow_nan=False):
     """All of `checked_features`."""
     source = ArraySource(len(rows), [], {"x": rows})
     (facts,) = source.features("node")
-    return np.concatenate(list(checked_features(source, facts, dtype, allow_nan, 1)))
+    pieces = checked_features(source, facts, dtype, allow_nan, 1)
+    return np.concatenate([piece.copy() for piece in pieces])
 
 
 def test_nan_is_refused_by_row_or_kept():

@@ -16,9 +16,8 @@ from preprocess.ingest.ingest import IngestStages
 from preprocess.ingest.options import IngestOptions
 from preprocess.ingest.plan import check_longest, node_bytes, plan_memory
 from preprocess.pipeline.result import IngestPlan
-from preprocess.sources.reverse import with_reverses
-from preprocess.sources.source import Source, SourceRelation, SourceRows
-from tests.preprocess.naive import ArraySource
+from preprocess.sources.source import Source, SourceRows
+from tests.preprocess.naive import ArraySource, HeldEdges
 
 MB = 1 << 20
 
@@ -28,7 +27,9 @@ class Headers(ArraySource):
 
     def __init__(self, num_nodes: int, num_edges: int, width: int) -> None:
         super().__init__(num_nodes, [])
-        self.relations = (SourceRelation("node", "to", "node", num_edges, "edges"),)
+        edges = HeldEdges([], "edges")
+        edges.num_edges = num_edges
+        self.add_edges(("node", "to", "node"), edges)
         self._width = width
 
     def features(self, node_type: str) -> list[SourceRows]:
@@ -39,7 +40,7 @@ class Headers(ArraySource):
 def plan_ingest(source: Source, options: IngestOptions) -> IngestPlan:
     """What an ingest says before it starts."""
     options.check()
-    source = with_reverses(source, options)
+    source = source.with_reverses(options.undirected)
     return IngestStages(source, list_contents(source, options), options).plan()
 
 

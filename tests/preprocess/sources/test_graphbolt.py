@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from preprocess.errors import BadInput
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
-from preprocess.sources.arrays import ArrayRows, open_array
-from preprocess.sources.graph import MadeRows
+from preprocess.sources.arrays import ArrayRows, MadeRows, open_array
 from preprocess.sources.graphbolt import GraphBoltSource, write_listed
 from preprocess.sources.source import SourceRows
 from tests.preprocess.quiet import QUIET
