@@ -49,14 +49,13 @@ class BlockPool:
         self._used[index] = -1
         self.num_owned += index.size
 
-    def remove_run(self, first: int, count: int) -> bool:
-        """Give up `count` slots from `first` on; False, and nothing done, while one is pinned."""
-        run = np.arange(first, first + count)
-        if not self._evictable(run).all():
+    def remove_slots(self, slots: NDArray[np.int64]) -> bool:
+        """Give up distinct slots; False, and nothing done, while one is pinned."""
+        if not self._evictable(slots).all():
             return False
-        self._evict(run)
-        self._file[run] = _FOREIGN
-        self.num_owned -= count
+        self._evict(slots)
+        self._file[slots] = _FOREIGN
+        self.num_owned -= slots.size
         return True
 
     def owned(self) -> NDArray[np.bool_]:

@@ -1,6 +1,5 @@
 """Who owns which arena slot: two block pools, and what sessions have taken out of them."""
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -61,8 +60,6 @@ class SlotBroker:
         """
         self._graph, self._rows, self._changed = graph, rows, changed
         self._reservation, self._name_mem = reservation, name_mem
-        # slots that the graph pool has while none is taken from it
-        self.graph_preferred = graph_slots
         self.num_slots = len(slots)
         self._of_graph = np.zeros(graph.owned().size, np.bool_)
         self._of_graph[np.asarray(slots[:graph_slots], np.int64)] = True
@@ -71,37 +68,41 @@ class SlotBroker:
             graph.add_slots(slots[:graph_slots])
             rows.add_slots(slots[graph_slots:])
 
+    @property
+    def graph_preferred(self) -> int:
+        """Slots that the graph pool has while none is taken from it."""
+        return int(self._of_graph.sum())
+
     def cede(self, count: int) -> list[int]:
         """Give up to `count` free slots away for good, row slots first; enough to serve stay."""
         with self._changed:
             free = np.flatnonzero(self._free_mask())
             order = np.argsort(self._of_graph[free], kind="stable")
-            chosen = self._remove_each(free[order][: min(count, self.spare())])
-            self.num_slots -= len(chosen)
-            self.graph_preferred -= int(self._of_graph[chosen].sum())
-            self._of_graph[chosen] = False
-            return chosen
+            return self._give_away(free[order][: min(count, self.spare())])
 
     def spare(self) -> int:
         """Slots that `cede` can give at present."""
         with self._changed:
-            owned = self._rows.num_owned + self._graph.num_owned
-            most = owned - self._reservation.minimum - LEAST_SESSION
-            return max(0, min(int(self._free_mask().sum()), most))
+            return max(0, min(int(self._free_mask().sum()), self._most_ceded()))
 
     def cede_run(self, count: int) -> range:
         """Give `count` adjacent free slots away for good; none of them if there is no such run."""
         with self._changed:
-            owned = self._rows.num_owned + self._graph.num_owned
             first = _top_run(self._free_mask(), count)
-            if first < 0 or count > owned - self._reservation.minimum - LEAST_SESSION:
+            if first < 0 or count > self._most_ceded():
                 return range(0)
-            run = slice(first, first + count)
-            self._remove(first, count)
-            self.num_slots -= count
-            self.graph_preferred -= int(self._of_graph[run].sum())
-            self._of_graph[run] = False
+            self._give_away(np.arange(first, first + count))
             return range(first, first + count)
+
+    def _most_ceded(self) -> int:
+        owned = self._rows.num_owned + self._graph.num_owned
+        return owned - self._reservation.minimum - LEAST_SESSION
+
+    def _give_away(self, slots: NDArray[np.int64]) -> list[int]:
+        given = self._remove(slots)
+        self.num_slots -= slots.size
+        self._of_graph[slots] = False
+        return given
 
     @property
     def whole(self) -> bool:
@@ -117,10 +118,7 @@ class SlotBroker:
             slots = np.flatnonzero(owned)
             if slots.size != self.num_slots:
                 raise PoolBroken(f"{slots.size} of {self.num_slots} slots are in the pools")
-            retired = self._remove_each(slots)
-            self._of_graph[:] = False
-            self.num_slots = self.graph_preferred = 0
-            return retired
+            return self._give_away(slots)
 
     def accept(self, slots: list[int], graph_preferred: int) -> None:
         """Slots that another broker gave away.
@@ -130,11 +128,10 @@ class SlotBroker:
         with self._changed:
             self._rows.add_slots(slots)
             self.num_slots += len(slots)
-            missing = graph_preferred - int(self._of_graph.sum())
+            missing = graph_preferred - self.graph_preferred
             free = np.flatnonzero(self._rows.owned() & ~self._rows.pinned())[: max(0, missing)]
-            self._graph.add_slots(self._remove_each(free))
+            self._graph.add_slots(self._remove(free))
             self._of_graph[free] = True
-            self.graph_preferred = int(self._of_graph.sum())
             self._changed.notify_all()
 
     @contextmanager
@@ -155,7 +152,7 @@ class SlotBroker:
     def available(self) -> int:
         """Slots that may be taken if nothing is pinned."""
         found = self.pooled()
-        return min(found, getattr(self._limit, "left", found))
+        return min(found, self._left(found))
 
     def pooled(self) -> int:
         """Slots that are the pools', but for those that the graph always keeps."""
@@ -167,7 +164,7 @@ class SlotBroker:
         """Slots that may be taken at once."""
         with self._changed:
             found = int(self._free_mask().sum())
-        return min(found, getattr(self._limit, "left", found))
+        return min(found, self._left(found))
 
     def pinned(self) -> int:
         """Slots of the pools that something holds at present."""
@@ -178,7 +175,7 @@ class SlotBroker:
         """Slots that the row pool has at present, of those that may be taken."""
         with self._changed:
             found = self._rows.num_owned
-        return min(found, getattr(self._limit, "left", found))
+        return min(found, self._left(found))
 
     def graph_slots(self) -> int:
         with self._changed:
@@ -211,7 +208,7 @@ class SlotBroker:
             wait_s = WAIT_S if enough else LOOK_WAIT_S
             if not self._wait_for_slots(lambda: self._free_mask().sum() >= count, count, wait_s):
                 raise Shortage(self._shortage(count, int(self._free_mask().sum())))
-            chosen = self._remove_each(np.flatnonzero(self._free_mask())[::-1][:count])
+            chosen = self._remove(np.flatnonzero(self._free_mask())[::-1][:count])
             self._count(count)
             return chosen
 
@@ -226,7 +223,7 @@ class SlotBroker:
             free = np.flatnonzero(self._free_mask() & ~self._of_graph)
             if free.size < count + spare:
                 return []
-            chosen = self._remove_each(free[free.size - count :])
+            chosen = self._remove(free[free.size - count :])
             self._count(count)
             return chosen
 
@@ -249,12 +246,16 @@ class SlotBroker:
 
     def _check_limit(self, count: int) -> None:
         """Raises Refused: more than this thread may take."""
-        left = getattr(self._limit, "left", count)
-        if count > left:
+        if count > (left := self._left(count)):
             raise Refused(
                 f"{count} arena slots are needed, {left} are left of this user's share; close "
                 "another session of this user, or serve with a larger --user-share"
             )
+
+    def _left(self, unlimited: int) -> int:
+        """Slots that this thread may still take."""
+        left: int = getattr(self._limit, "left", unlimited)
+        return left
 
     def _count(self, count: int) -> None:
         if hasattr(self._limit, "left"):
@@ -290,37 +291,22 @@ class SlotBroker:
         else:
             self._found = _top_run(free, count)
         if self._found >= 0:
-            self._remove(self._found, count)
+            self._remove(np.arange(self._found, self._found + count))
         return self._found >= 0
 
-    def _remove_each(self, slots: NDArray[np.int64]) -> list[int]:
+    def _remove(self, slots: NDArray[np.int64]) -> list[int]:
         """Take free slots out of the pools: all of them, or none if an error is raised."""
-        removed: list[int] = []
+        of_graph, removed = self._of_graph[slots], list[int]()
         try:
-            for slot in slots.tolist():
-                self._remove(slot, 1)
-                removed.append(slot)
+            for pool, own in ((self._graph, slots[of_graph]), (self._rows, slots[~of_graph])):
+                if not pool.remove_slots(own):
+                    raise PoolBroken(f"arena slots {own.tolist()} are not free")
+                removed += own.tolist()
         except BaseException:
             self._put_back(removed)
             raise
-        return removed
-
-    def _remove(self, first: int, count: int) -> None:
-        """Take a run of free slots out of the pools, or nothing if an error is raised."""
-        kinds = self._of_graph[first : first + count]
-        cuts = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), count]
-        removed = 0
-        try:
-            for low, high in itertools.pairwise(cuts):
-                pool = self._graph if kinds[low] else self._rows
-                if not pool.remove_run(first + low, high - low):
-                    raise PoolBroken(
-                        f"arena slots {first + low} to {first + high - 1} are not free"
-                    )
-                removed = high
-        except BaseException:
-            self._put_back(range(first, first + removed))
-            raise
+        taken: list[int] = slots.tolist()
+        return taken
 
     def _put_back(self, slots: Sequence[int]) -> None:
         self._graph.add_slots(s for s in slots if self._of_graph[s])

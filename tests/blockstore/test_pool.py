@@ -140,16 +140,16 @@ def test_a_file_without_blocks_is_complete(pool):
     assert nothing.blocks.size == nothing.slots.size == nothing.left_out.size == 0
 
 
-def test_slots_are_given_up_by_the_run_and_not_while_one_is_pinned(pool):
+def test_slots_are_given_up_together_and_not_while_one_is_pinned(pool):
     pool.add_slots([3, 4])
     held = bring(pool, 0, 0)  # in slot 2
-    assert not pool.remove_run(2, 3)
+    assert not pool.remove_slots(ids(4, 2, 3))
     assert pool.owned().sum() == 4
     pool.drop(held.slots)
-    assert pool.remove_run(2, 3)
+    assert pool.remove_slots(ids(4, 2, 3))
     assert np.flatnonzero(pool.owned()).tolist() == [5]
     assert pool.num_present(0) == 0
-    assert not pool.remove_run(5, 2)  # slot 6 is not of this pool
+    assert not pool.remove_slots(ids(5, 6))  # slot 6 is not of this pool
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -187,14 +187,13 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.add_slots(slots - self.owned)
         self.owned |= slots
 
-    @rule(first=st.integers(0, NUM_SLOTS - 1), count=st.integers(1, 3))
-    def remove_run(self, first, count):
-        run = set(range(first, min(first + count, NUM_SLOTS)))
-        free = run <= self.evictable()
-        assert self.pool.remove_run(first, len(run)) == free
+    @rule(slots=st.sets(st.integers(0, NUM_SLOTS - 1), min_size=1, max_size=3))
+    def remove_slots(self, slots):
+        free = slots <= self.evictable()
+        assert self.pool.remove_slots(ids(*slots)) == free
         if free:
-            self.forget(run)
-            self.owned -= run
+            self.forget(slots)
+            self.owned -= slots
 
     @rule(ticks=st.integers(1, 3))
     def time_goes_on(self, ticks):

@@ -151,8 +151,7 @@ def test_nothing_is_held_after_a_read_that_fails(bad, whole):
         parts.assembler.drop(parts.assembler.address(parts.work, parts.put(every), 0).pins)
         blocks = np.arange(GEOMETRY[bad].num_blocks)
         slots = parts.pool.slot_of_block[bad][blocks].astype(np.int64)
-        for slot in slots.tolist():
-            assert parts.pool.remove_run(slot, 1)
+        assert parts.pool.remove_slots(slots)
         parts.pool.add_slots(slots.tolist())
     num = parts.put(range(FIRST, FIRST + 30))
     parts.reader.bad = {bad}
