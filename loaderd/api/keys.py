@@ -60,7 +60,7 @@ def read_pair(folder: Path) -> KeyPair:
 
 def read_authorized(folder: Path) -> dict[str, str]:
     """Public keys of clients that are let in, with the names after them.  Raises Refused."""
-    hint = f"a line for each client: the text of its {PUBLIC}"
+    hint = f"expected a line for each client: the text of its {PUBLIC}"
     lines = _read(folder / AUTHORIZED, hint)
     return {key: rest[:MAX_NAME] or key[:8] for key, rest in lines}
 
@@ -71,26 +71,24 @@ def daemon_key(folder: Path, address: TcpAddress) -> str:
     if not path.exists():
         return ""
     place = f"{address.host}:{address.port}"
-    known = {rest.split(" ")[0] or "*": key for key, rest in reversed(_read(path, ""))}
+    known = {
+        rest.split(" ")[0] or "*": key
+        for key, rest in reversed(_read(path, "expected lines of keys"))
+    }
     return known.get(place) or known.get(address.host) or known.get("*", "")
 
 
-class ClientKeys(NamedTuple):
-    """What a client needs to speak to a daemon."""
+def client_keys(address: TcpAddress) -> tuple[str, KeyPair] | None:
+    """The public key of the daemon at an address, and this side's own keys.
 
-    daemon: str  # its public key
-    own: KeyPair
-
-
-def client_keys(address: TcpAddress) -> ClientKeys | None:
-    """Keys to speak to the daemon at an address; None: loopback, and no key of it is known.
+    None: loopback, and no key of it is known.
 
     Raises Refused: none is known of one elsewhere, or this side has none.
     """
     folder = keys_folder(address.keys)
     daemon = daemon_key(folder, address)
     if daemon:
-        return ClientKeys(daemon, read_pair(folder))
+        return daemon, read_pair(folder)
     if address.is_loopback():
         return None
     raise Refused(
@@ -102,22 +100,14 @@ def client_keys(address: TcpAddress) -> ClientKeys | None:
 
 def _read(path: Path, hint: str, secret: bool = False) -> list[tuple[str, str]]:
     """(key, what stands after it) of each line that is neither empty nor a comment."""
-    hint = f"; {hint}" if hint else ""
-    try:
-        with path.open("rb") as stream:
-            mode = os.fstat(stream.fileno()).st_mode
-            raw = stream.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise Refused(f"{path}: {error.strerror or error}{hint}") from error
+    lines, mode = read_lines(path, str(path), hint)
     if secret and stat.S_IMODE(mode) & 0o077:
         raise Refused(
             f"{path}: has mode {stat.S_IMODE(mode):04o}, expected 0600: others may read it; "
             "make new keys, or: chmod 600"
         )
-    if len(raw) > MAX_FILE_BYTES:
-        raise Refused(f"{path}: is larger than {MAX_FILE_BYTES} bytes, expected lines of keys")
     found = []
-    for number, line in enumerate(raw.decode("utf-8", "replace").splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or (words[0].startswith("#") and not _KEY.fullmatch(words[0])):
             continue
@@ -126,6 +116,19 @@ def _read(path: Path, hint: str, secret: bool = False) -> list[tuple[str, str]]:
         rest = " ".join(words[1:])
         found.append((words[0], "".join(c for c in rest if c.isprintable())))
     return found
+
+
+def read_lines(path: Path, name: str, hint: str) -> tuple[list[str], int]:
+    """Lines of a small file, and its mode.  Raises Refused: it cannot be read, or is large."""
+    try:
+        with path.open("rb") as stream:
+            mode = os.fstat(stream.fileno()).st_mode
+            raw = stream.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise Refused(f"{name}: {error.strerror or error}; {hint}") from error
+    if len(raw) > MAX_FILE_BYTES:
+        raise Refused(f"{name}: is larger than {MAX_FILE_BYTES} bytes; {hint}")
+    return raw.decode("utf-8", "replace").splitlines(), mode
 
 
 class Authorized:

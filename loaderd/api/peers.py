@@ -6,9 +6,9 @@ from typing import NamedTuple
 from blockstore.part import StorePart
 from blockstore.store import Store
 from loaderd.api.errors import Refused
+from loaderd.api.keys import read_lines
 from loaderd.api.tcp import TcpAddress, parse_tcp
 
-MAX_FILE_BYTES = 1 << 20
 WAIT_S = 60.0  # for a peer to come back
 
 
@@ -26,17 +26,9 @@ def read_peers(path: Path, keys: Path | None, wait_s: float = WAIT_S) -> PeerAdd
 
     Raises Refused: it cannot be read, or names a server twice.
     """
-    try:
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise Refused(
-            f"--peers {path}: {error.strerror}, expected a line for each server"
-        ) from error
-    if len(raw) > MAX_FILE_BYTES:
-        raise Refused(f"--peers {path}: is larger than {MAX_FILE_BYTES} bytes, expected addresses")
+    lines, _ = read_lines(path, f"--peers {path}", "expected a line for each server")
     found: dict[int, tuple[TcpAddress, ...]] = {}
-    for number, line in enumerate(raw.decode("utf-8", "replace").splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
             continue

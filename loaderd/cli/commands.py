@@ -167,7 +167,7 @@ def _serve(
     signals, idle = Signals(), True
     share_heaps()
     with claim(endpoint):
-        check_folder(endpoint.path.parent, access.admission.gid)
+        check_folder(endpoint.path.parent, access.gid)
         with signals.to(lambda: _leave(endpoint)):
             opened = Stores(stores, settings, source)
         with contextlib.ExitStack() as stack:

@@ -19,7 +19,7 @@ from loaderd.api.tcp import parse_tcp
 from loaderd.memory.ledger import EngineSettings
 from loaderd.plans.samplers import load_sampler
 from loaderd.server.daemon import Access
-from loaderd.server.owners import Admission, UserLimits, group_id
+from loaderd.server.owners import UserLimits, group_id
 from loaderd.server.registry import MAX_SESSIONS
 from loaderd.server.remote import Listening
 from loaderd.sessions.engine import default_settings
@@ -194,7 +194,7 @@ class ObjectStorage:
 def access(users: Users, others: OtherMachines) -> Access:
     """Whom a daemon serves.  Raises Refused: a group or an address that cannot be."""
     return Access(
-        Admission(group_id(users.group) if users.group else None),
+        group_id(users.group) if users.group else None,
         UserLimits(users.user_sessions, users.user_window, users.user_share),
         others.listening(),
     )

@@ -51,10 +51,11 @@ def client_options(address: TcpAddress) -> list[tuple[int, int | bytes]]:
     keys = client_keys(address)
     options: list[tuple[int, int | bytes]] = [(zmq.IPV6, int(address.is_v6))]
     if keys is not None:
+        daemon, own = keys
         options += [
-            (zmq.CURVE_SERVERKEY, keys.daemon.encode()),
-            (zmq.CURVE_PUBLICKEY, keys.own.public.encode()),
-            (zmq.CURVE_SECRETKEY, keys.own.secret.encode()),
+            (zmq.CURVE_SERVERKEY, daemon.encode()),
+            (zmq.CURVE_PUBLICKEY, own.public.encode()),
+            (zmq.CURVE_SECRETKEY, own.secret.encode()),
         ]
     return options
 

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -42,7 +42,7 @@ from loaderd.monitoring.logs import Throttle, tell
 from loaderd.server.local import LocalClients
 from loaderd.server.notify import notify
 from loaderd.server.opening import Clients, SessionOpener
-from loaderd.server.owners import Admission, UserLimits
+from loaderd.server.owners import UserLimits
 from loaderd.server.registry import Caller, Peer, Registry
 from loaderd.server.remote import Listening, RemoteClients
 from loaderd.server.signals import Signals
@@ -62,7 +62,7 @@ DRAIN_S = 5.0  # for workers to finish what they have in hand
 class Access:
     """Whom a daemon serves, and how much of it each of them gets."""
 
-    admission: Admission = field(default_factory=Admission)
+    gid: int | None = None  # of a group whose members may attach, too
     limits: UserLimits = field(default_factory=UserLimits)
     listening: Listening | None = None  # to other hosts
 
@@ -93,7 +93,7 @@ class Daemon:
         if access.listening is not None:
             self._remote = RemoteClients(access.listening, engine, self)
         try:
-            self._local = LocalClients(endpoint, engine, access.admission, self)
+            self._local = LocalClients(endpoint, engine, access.gid, self)
         except BaseException:
             if self._remote is not None:
                 self._remote.close()
@@ -146,16 +146,11 @@ class Daemon:
 
     def status(self) -> StatusReply:
         """As it is now, for any other thread.  Raises TimeoutError, RuntimeError: it has ended."""
-        answer: Future[StatusReply] = Future()
 
-        def ask() -> None:
-            try:
-                answer.set_result(self._status(0))
-            except Exception as error:
-                answer.set_exception(error)
+        async def ask() -> StatusReply:
+            return self._status(0)
 
-        self._loop.call_soon_threadsafe(ask)
-        return answer.result(ANSWER_S)
+        return asyncio.run_coroutine_threadsafe(ask(), self._loop).result(ANSWER_S)
 
     def _drain_engine(self, idle: asyncio.Event) -> None:
         """In a thread of its own, which nobody joins: a worker may hang in a read."""

@@ -12,7 +12,7 @@ from loaderd.api.protocol import ClientMessage, ErrorReply, Message, Release, St
 from loaderd.memory.ledger import request_bytes
 from loaderd.server.callbacks import DaemonCallbacks
 from loaderd.server.listener import UnixListener
-from loaderd.server.owners import Admission, peer_credentials, share_file
+from loaderd.server.owners import admit, peer_credentials, share_file
 from loaderd.server.registry import Caller, Peer
 from loaderd.server.transport import Frame
 from loaderd.server.zmtp import LocalRouter
@@ -35,19 +35,22 @@ class LocalClients:
         self,
         endpoint: Endpoint,
         engine: StreamService,
-        admission: Admission,
+        gid: int | None,
         daemon: DaemonCallbacks,
     ) -> None:
-        """Opens both sockets, the one that hands out the arena last."""
+        """Opens both sockets, the one that hands out the arena last.
+
+        gid   of a group whose members may come in, too
+        """
         self._endpoint, self._engine, self._daemon = endpoint, engine, daemon
-        self._admission = admission
+        self._gid = gid
         self._owners: dict[int, str] = {}
         self._open: dict[int, socket.socket] = {}
         self._loop = asyncio.get_running_loop()
         room = request_bytes(engine.settings.mem_bytes) // 2  # the other half: ids that are kept
         self._router = LocalRouter(endpoint.path, self._receive, room)
         try:
-            share_file(endpoint.path, admission.gid)
+            share_file(endpoint.path, gid)
             self._listener = UnixListener(
                 endpoint.new_door, socket.SOCK_SEQPACKET, BACKLOG, self._welcome
             )
@@ -55,7 +58,7 @@ class LocalClients:
             self._router.close()
             raise
         try:
-            share_file(endpoint.new_door, admission.gid)
+            share_file(endpoint.new_door, gid)
             endpoint.new_door.rename(endpoint.door)
         except BaseException:
             self._listener.close()
@@ -117,7 +120,7 @@ class LocalClients:
         """Send a client the greeting and the arena's descriptor, or why it may not come in."""
         token = int.from_bytes(os.urandom(7), "little")
         try:
-            owner = self._admission.owner(peer_credentials(connection))
+            owner = admit(peer_credentials(connection), self._gid)
             arena_fd = self._engine.arena.open_to_read()
             try:
                 socket.send_fds(connection, [encode(self._daemon.welcome(token))], [arena_fd])

@@ -20,7 +20,7 @@ from loaderd.memory.slots import RequestArea
 from loaderd.server.callbacks import DaemonCallbacks
 from loaderd.server.intake import Intake
 from loaderd.server.local import LocalClients
-from loaderd.server.owners import SessionUse, UserLimits, UserRoom, room_left
+from loaderd.server.owners import UserLimits, UserShare, room_left
 from loaderd.server.registry import Caller, Peer, Registry
 from loaderd.server.remote import RemoteClients
 from loaderd.server.sender import Frames
@@ -165,30 +165,30 @@ class SessionOpener:
             self._registry.opened(peer, attached, owner)
         return attached
 
-    def _room_of(self, owner: str) -> UserRoom:
+    def _room_of(self, owner: str) -> UserShare:
         """What a user may still take.  Raises Refused."""
         held_bytes = {s.session: s.held_bytes for s in self._daemon.sessions()}
         windows = self._registry.windows(owner)
         held = [
-            SessionUse(window, held_bytes.get(session, 0)) for session, window in windows.items()
+            UserShare(window, held_bytes.get(session, 0)) for session, window in windows.items()
         ]
         arena = self._engine.arena
         return room_left(self._limits, arena.num_slots * arena.slot_bytes, owner, held)
 
     # -- in the thread ----------------------------------------------------------------------------
 
-    def _limited(self, room: UserRoom) -> contextlib.AbstractContextManager[None]:
+    def _limited(self, room: UserShare) -> contextlib.AbstractContextManager[None]:
         """Inside, this thread takes no more than a user may."""
         if self._limits.share >= 1:
             return contextlib.nullcontext()
         return self._engine.at_most(room.num_bytes)
 
-    def _borrow(self, request: Attach, room: UserRoom) -> RequestArea:
+    def _borrow(self, request: Attach, room: UserShare) -> RequestArea:
         with self._limited(room):
             return self._engine.borrow(request)
 
     def _attach(
-        self, request: Attach, ids: NDArray[np.int64] | None, room: UserRoom, remote: bool
+        self, request: Attach, ids: NDArray[np.int64] | None, room: UserShare, remote: bool
     ) -> tuple[Attached, Frames | None]:
         """What a session needs of the engine; `remote`: and buffers for other machines."""
         with self._limited(room):

@@ -57,22 +57,18 @@ def group_id(name: str) -> int:
     return gid
 
 
-class Admission:
-    """Who may come in at the door: this user, root, and a group."""
+def admit(peer: Credentials, gid: int | None) -> str:
+    """The name of who comes in at the door: this user, root, or one of a group.
 
-    def __init__(self, gid: int | None = None) -> None:
-        """`gid`: of the group that may."""
-        self.gid = gid
-
-    def owner(self, peer: Credentials) -> str:
-        """The name of who comes in.  Raises Refused: may not."""
-        if peer.uid in (0, os.geteuid()) or (self.gid is not None and self.gid in peer.groups):
-            return user_name(peer.uid)
-        allowed = "the daemon's user" if self.gid is None else f"members of group {self.gid}"
-        raise Refused(
-            f"user {user_name(peer.uid)} may not attach, expected {allowed}; the daemon can be "
-            "opened to a team by: loaderd serve --group NAME"
-        )
+    Raises Refused: somebody else.
+    """
+    if peer.uid in (0, os.geteuid()) or gid in peer.groups:
+        return user_name(peer.uid)
+    allowed = "the daemon's user" if gid is None else f"members of group {gid}"
+    raise Refused(
+        f"user {user_name(peer.uid)} may not attach, expected {allowed}; the daemon can be opened "
+        "to a team by: loaderd serve --group NAME"
+    )
 
 
 def share_file(path: Path, gid: int | None) -> None:
@@ -107,23 +103,16 @@ class UserLimits:
     share: float = 1.0  # of the arena, of all sessions
 
 
-class SessionUse(NamedTuple):
-    """What one session of a user has."""
-
-    window: int
-    num_bytes: int
-
-
-class UserRoom(NamedTuple):
-    """What a user may still take."""
+class UserShare(NamedTuple):
+    """What one session of a user has of these, or what the user may still take."""
 
     window: int
     num_bytes: int
 
 
 def room_left(
-    limits: UserLimits, arena_bytes: int, owner: str, held: Iterable[SessionUse]
-) -> UserRoom:
+    limits: UserLimits, arena_bytes: int, owner: str, held: Iterable[UserShare]
+) -> UserShare:
     """What is left for one more session.  Raises Refused: nothing, naming the limit."""
     all_held = list(held)
     if len(all_held) >= limits.sessions:
@@ -138,4 +127,4 @@ def room_left(
             "--user-window allows; close one, or ask for a smaller window"
         )
     whole = int(limits.share * arena_bytes)
-    return UserRoom(window, max(0, whole - sum(h.num_bytes for h in all_held)))
+    return UserShare(window, max(0, whole - sum(h.num_bytes for h in all_held)))

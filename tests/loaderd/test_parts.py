@@ -187,5 +187,5 @@ def test_what_is_said_of_files_of_peers(whole: Path, tmp_path: Path):
         part_with_peers(part, None)
     with pytest.raises(Refused, match="is a whole store, --peers is for parts"):
         part_with_peers(open_store(copy), peers)
-    with pytest.raises(Refused, match="No such file or directory, expected a line"):
+    with pytest.raises(Refused, match="No such file or directory; expected a line"):
         read_peers(tmp_path / "nothing", None)

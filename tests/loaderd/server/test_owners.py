@@ -12,10 +12,10 @@ from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attached, ErrorReply, decode_daemon
 from loaderd.server.daemon import Access
 from loaderd.server.owners import (
-    Admission,
     Credentials,
-    SessionUse,
     UserLimits,
+    UserShare,
+    admit,
     check_folder,
     group_id,
     peer_credentials,
@@ -91,7 +91,7 @@ def test_another_user_is_kept_out_by_its_credentials(folder):
 @as_root
 def test_a_group_lets_its_members_in(folder):
     team = next(g.gr_gid for g in grp.getgrall() if g.gr_gid not in (0, NOBODY))
-    with Shell(folder, Access(Admission(team))) as shell:
+    with Shell(folder, Access(team)) as shell:
         door = shell.endpoint.door
         assert (door.stat().st_mode & 0o777, door.stat().st_gid) == (0o660, team)
         assert shell.endpoint.path.stat().st_mode & 0o777 == 0o660
@@ -112,12 +112,12 @@ def test_credentials_are_the_other_ends():
 def test_who_may_come_in():
     mine = Credentials(1, os.geteuid(), frozenset({5}))
     other = Credentials(1, os.geteuid() + 4321, frozenset({5, 6}))
-    assert Admission().owner(mine) == user_name(os.geteuid())
-    assert Admission().owner(mine._replace(uid=0)) == "root"
-    assert Admission(6).owner(other) == str(other.uid)
-    for admission in (Admission(), Admission(7)):
+    assert admit(mine, None) == user_name(os.geteuid())
+    assert admit(mine._replace(uid=0), None) == "root"
+    assert admit(other, 6) == str(other.uid)
+    for gid in (None, 7):
         with pytest.raises(Refused, match=r"may not attach.*--group"):
-            admission.owner(other)
+            admit(other, gid)
 
 
 def test_groups_and_folders_that_cannot_be(tmp_path):
@@ -138,12 +138,12 @@ def test_groups_and_folders_that_cannot_be(tmp_path):
 
 def test_what_is_left_for_a_user():
     limits = UserLimits(sessions=3, window=10, share=0.5)
-    assert room_left(limits, 1000, "ann", [SessionUse(4, 100), SessionUse(2, 50)]) == (4, 350)
-    assert room_left(limits, 1000, "ann", [SessionUse(4, 600)]).num_bytes == 0
+    assert room_left(limits, 1000, "ann", [UserShare(4, 100), UserShare(2, 50)]) == (4, 350)
+    assert room_left(limits, 1000, "ann", [UserShare(4, 600)]).num_bytes == 0
     with pytest.raises(Refused, match=r"ann has 3 sessions.*--user-sessions"):
-        room_left(limits, 1000, "ann", [SessionUse(1, 0)] * 3)
+        room_left(limits, 1000, "ann", [UserShare(1, 0)] * 3)
     with pytest.raises(Refused, match=r"ann have 10 batches in flight.*--user-window"):
-        room_left(limits, 1000, "ann", [SessionUse(6, 0), SessionUse(4, 0)])
+        room_left(limits, 1000, "ann", [UserShare(6, 0), UserShare(4, 0)])
 
 
 def test_a_user_has_so_many_sessions_and_batches(tmp_path):
