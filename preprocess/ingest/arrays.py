@@ -24,115 +24,111 @@ _QUANTIZATION = "quantization"  # in the facts of a stage
 _PIECE_ROWS = 1 << 16
 
 Pieces = Iterator[NDArray[Any]]
-Place = Callable[[IngestRun, Pieces, RowArray, Emit], None]  # brings rows into their order
-Spread = Callable[[IngestRun, ArrayContent], bool]  # by tasks, if it can be
-Sized = Callable[[IngestRun], RowArray]  # an array once it is known how many rows it has
 
 
-def feature_stages(
-    job: IngestJob,
-    rows: ArrayContent,
-    place: Place,
-    place_bytes: int,
-    sized: Sized,
-    spent: Sequence[str],
-    spread: Spread | None = None,
-) -> list[IngestStage]:
-    """An array of features, its rows brought into order by `place`.
+class RowStages:
+    """The row arrays of a type or a relation; a subclass knows the order of their rows."""
 
-    place_bytes   of the new place of a row; 0: rows stay where they are
-    spent         temporary files that nobody needs once it is written
-    spread        has it written by tasks, where there is an executor
-    """
-    array, source = rows.array, rows.source
+    place_bytes = 0  # of the new place of a row; 0: rows stay where they are
 
-    def plain(_: IngestRun) -> Pieces:
+    def __init__(self, job: IngestJob) -> None:
+        self.job = job
+
+    def place(self, run: IngestRun, pieces: Pieces, array: RowArray, emit: Emit) -> None:
+        """Bring rows into their order."""
+        raise NotImplementedError
+
+    def spread(self, run: IngestRun, rows: ArrayContent) -> bool:  # noqa: ARG002
+        """Have rows written by tasks, if they can be; whether that was done."""
+        return False
+
+    def sized(self, array: RowArray, run: IngestRun | None) -> RowArray:  # noqa: ARG002
+        """An array as other stages have found that it will be; before a run, an upper bound."""
+        return array
+
+    def features(self, rows: ArrayContent, spent: Sequence[str] = ()) -> list[IngestStage]:
+        """`spent`: temporary files that nobody needs once the array is written."""
+        job, array, source = self.job, rows.array, rows.source
+
+        def plain(_: IngestRun) -> Pieces:
+            if rows.is_stored:
+                return job.source.rows(source, source_chunk(source, job.share))
+            return checked_features(
+                job.source, source, array.dtype, job.options.allow_nan, job.share
+            )
+
+        def find_scale_of(run: IngestRun) -> None:
+            save_array(run.path(_SCALE), find_scale(job.source, source, job.share, run.progress))
+
+        def quantized(run: IngestRun) -> Facts:
+            scale = load_array(run.path(_SCALE), np.float32)
+            run.writer.side(array.scale_path, scale)
+            quantizer = Quantizer(array.path, scale)
+            self._write(run, array, quantizer.pieces(job.source, source, job.share))
+            return {_QUANTIZATION: msgspec.to_builtins(quantizer.report())}
+
+        def copy_scale(run: IngestRun) -> None:
+            assert isinstance(job.source, StoredSource)
+            run.writer.side(array.scale_path, job.source.scale(array))
+
+        if not array.scale_path:
+            return [self.placed(rows, plain, spent)]
+        name, size = f"{array.path}: scale", 4 * array.row_items
         if rows.is_stored:
-            return job.source.rows(source, source_chunk(source, job.share))
-        return checked_features(job.source, source, array.dtype, job.options.allow_nan, job.share)
-
-    def quantized(run: IngestRun) -> Facts:
-        scale = load_array(run.path(_SCALE), np.float32)
-        run.writer.side(array.scale_path, scale)
-        quantizer = Quantizer(array.path, scale)
-        with run.writer.rows(sized(run)) as out:
-            pieces = quantizer.pieces(job.source, source, job.share)
-            place(run, pieces, sized(run), out.append)
-        return {_QUANTIZATION: msgspec.to_builtins(quantizer.report())}
-
-    if not array.scale_path:
-        return [placed_stage(job, rows, plain, place, place_bytes, sized, spent, spread)]
-    if rows.is_stored:
+            copied = IngestStage(name, Cost(size), copy_scale, arrays=[array.scale_path])
+            return [copied, self.placed(rows, plain, spent)]
+        files = [*array_files(array), array.scale_path]
         return [
-            _copied_scale(job, array),
-            placed_stage(job, rows, plain, place, place_bytes, sized, spent),
+            IngestStage(name, Cost(rows_bytes(source)), find_scale_of, files={_SCALE: size}),
+            IngestStage(
+                array.path, self._cost(rows), quantized, spent=[*spent, _SCALE], arrays=files
+            ),
         ]
 
-    def find(run: IngestRun) -> None:
-        save_array(run.path(_SCALE), find_scale(job.source, source, job.share, run.progress))
+    def placed(
+        self,
+        rows: ArrayContent,
+        pieces: Callable[[IngestRun], Pieces],
+        spent: Sequence[str] = (),
+    ) -> IngestStage:
+        """Rows of the array's dtype, brought into their order, here or by tasks."""
 
-    cost = _placed_cost(job, rows, place_bytes)
-    return [
-        IngestStage(
-            f"{array.path}: scale", Cost(rows_bytes(source)), find,
-            files={_SCALE: 4 * array.row_items},
-        ),
-        IngestStage(
-            array.path, cost, quantized, spent=[*spent, _SCALE],
-            arrays=[*array_files(array), array.scale_path],
-        ),
-    ]  # fmt: skip
+        def body(run: IngestRun) -> None:
+            if not self.spread(run, rows):
+                self._write(run, rows.array, pieces(run))
 
+        cost = self._cost(rows)
+        return IngestStage(rows.array.path, cost, body, spent=spent, arrays=array_files(rows.array))
 
-def _copied_scale(job: IngestJob, array: RowArray) -> IngestStage:
-    source = job.source
-    assert isinstance(source, StoredSource)
-    return IngestStage(
-        f"{array.path}: scale", Cost(4 * array.row_items),
-        lambda run: run.writer.side(array.scale_path, source.scale(array)),
-        arrays=[array.scale_path],
-    )  # fmt: skip
-
-
-def placed_stage(
-    job: IngestJob,
-    rows: ArrayContent,
-    pieces: Callable[[IngestRun], Pieces],
-    place: Place,
-    place_bytes: int,
-    sized: Sized,
-    spent: Sequence[str] = (),
-    spread: Spread | None = None,
-) -> IngestStage:
-    """Rows of the array's dtype, brought into order by `place`, or by tasks."""
-
-    def body(run: IngestRun) -> None:
-        if spread is not None and spread(run, rows):
-            return
-        array = sized(run)
+    def _write(self, run: IngestRun, array: RowArray, pieces: Pieces) -> None:
+        array = self.sized(array, run)
         with run.writer.rows(array) as out:
-            place(run, pieces(run), array, out.append)
+            self.place(run, pieces, array, out.append)
 
-    cost = _placed_cost(job, rows, place_bytes)
-    return IngestStage(rows.array.path, cost, body, spent=spent, arrays=array_files(rows.array))
+    def _cost(self, rows: ArrayContent) -> Cost:
+        job, array, passing = self.job, self.sized(rows.array, None), 0
+        num_rows = array.num_rows
+        if self.place_bytes:
+            passing = placed_bytes(num_rows, array.row_bytes, self.place_bytes, job.share)
+        if job.spread:
+            passing = num_rows * (array.row_bytes + 8)
+        written = num_rows * array.row_bytes * 1025 // 1024
+        return Cost(rows_bytes(rows.source) + passing, written + passing, passing)
 
-
-def _placed_cost(job: IngestJob, rows: ArrayContent, place_bytes: int) -> Cost:
-    array, passing = rows.array, 0
-    num_rows = array.num_rows
-    if place_bytes:
-        passing = placed_bytes(num_rows, array.row_bytes, place_bytes, job.share)
-    if job.spread:
-        passing = num_rows * (array.row_bytes + 8)
-    written = num_rows * array.row_bytes * 1025 // 1024
-    return Cost(rows_bytes(rows.source) + passing, written + passing, passing)
+    def split(self, rows: ArrayContent) -> IngestStage:
+        """Ids as the source lists them."""
+        written = row_disk_bytes(rows.array, self.job.options.block_bytes)
+        cost = Cost(rows_bytes(rows.source), written)
+        return list_stage(
+            rows.array, cost, lambda _: self.job.source.rows(rows.source, _PIECE_ROWS)
+        )
 
 
 def list_stage(
     array: RowArray,
     cost: Cost,
     pieces: Callable[[IngestRun], Pieces],
-    sized: Sized | None = None,
+    sized: Callable[[IngestRun], RowArray] | None = None,
     spent: Sequence[str] = (),
 ) -> IngestStage:
     """Numbers that stay where they are; `sized`: if their count is found out by other stages."""
@@ -144,13 +140,6 @@ def list_stage(
                 out.append(piece.astype(dtype, copy=False))
 
     return IngestStage(array.path, cost, body, spent=spent, arrays=array_files(array))
-
-
-def split_stage(job: IngestJob, rows: ArrayContent) -> IngestStage:
-    """Ids as the source lists them."""
-    written = row_disk_bytes(rows.array, job.options.block_bytes)
-    cost = Cost(rows_bytes(rows.source), written)
-    return list_stage(rows.array, cost, lambda _: job.source.rows(rows.source, _PIECE_ROWS))
 
 
 def write_ids(run: IngestRun, array: RowArray, values: Any, minus: int, plus: int) -> None:

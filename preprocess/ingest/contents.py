@@ -1,7 +1,7 @@
 """What a store will hold: its arrays and graphs, from a source's headers and the options.  Pure."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -31,7 +31,11 @@ class ArrayContent(NamedTuple):
 
     source: SourceRows
     array: RowArray
-    is_stored: bool = False  # rows come as a store has them
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether rows come as a store has them."""
+        return self.source.stored is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,21 +220,33 @@ def _type_contents(
     if label is not None:
         dtype = "int64" if label.dtype.kind == "f" else _plain_dtype(label)
         label_rows = ArrayContent(label, _row_array(f"{path}/label", label, dtype))
-    features = tuple(
-        ArrayContent(
-            r, _row_array(f"{path}/features/{as_path(r.name)}", r, _feature_dtype(r, options))
-        )
-        for r in source.features(name)
-    )
+    features = _features(path, source.features(name), options)
     for rows in (*features, *([label_rows] if label_rows else [])):
         _check_rows(rows.source, num_nodes, f"one a node of type {name}")
-    splits = tuple(
-        ArrayContent(r, _row_array(f"{path}/splits/{as_path(r.name)}", r, "int64"))
-        for r in source.splits(name)
-        if r.name not in options.leave_out
-    )
+    splits = _splits(path, source.splits(name), options)
     ids = [RowArray(f"{path}/{kind}", node, num_nodes) for kind in ("original_id", "store_id")]
     return TypeContents(name, first, num_nodes, ids[0], ids[1], features, label_rows, splits)
+
+
+def _features(
+    path: str, rows: Iterable[SourceRows], options: IngestOptions
+) -> tuple[ArrayContent, ...]:
+    """Floats, and the main array whatever it holds, are cast; other numbers stay."""
+    found = []
+    for r in rows:
+        dtype = options.dtype if r.dtype.kind == "f" or r.name == "x" else _plain_dtype(r)
+        found.append(ArrayContent(r, _row_array(f"{path}/features/{as_path(r.name)}", r, dtype)))
+    return tuple(found)
+
+
+def _splits(
+    path: str, rows: Iterable[SourceRows], options: IngestOptions
+) -> tuple[ArrayContent, ...]:
+    return tuple(
+        ArrayContent(r, _row_array(f"{path}/splits/{as_path(r.name)}", r, "int64"))
+        for r in rows
+        if r.name not in options.leave_out
+    )
 
 
 def _relation_contents(
@@ -253,17 +269,7 @@ def _relation_contents(
                 inline.where, f"{inline.dtype} of shape {inline.row_shape}", f"{wanted} an edge",
                 f"a {inline.name} guides sampling: give other edge arrays another name",
             )  # fmt: skip
-    features = tuple(
-        ArrayContent(
-            r, _row_array(f"{path}/features/{as_path(r.name)}", r, _feature_dtype(r, options))
-        )
-        for r in held.values()
-    )
-    splits = tuple(
-        ArrayContent(r, _row_array(f"{path}/splits/{as_path(r.name)}", r, "int64"))
-        for r in source.edge_splits(relation)
-        if r.name not in options.leave_out
-    )
+    features = _features(path, held.values(), options)
     guides = bool(weight or time or features)
     sorting = edge_id_dtype(relation.num_edges, options.edge_ids or guides)
     return RelationContents(
@@ -277,7 +283,7 @@ def _relation_contents(
         weight=weight,
         time=time,
         features=features,
-        splits=splits,
+        splits=_splits(path, source.edge_splits(relation), options),
         reverse_of=source.reverse_of(relation),
     )
 
@@ -290,13 +296,10 @@ def edge_id_dtype(num_edges: int, kept: bool) -> str | None:
 
 
 def _row_array(path: str, rows: SourceRows, dtype: str) -> RowArray:
+    if rows.stored is not None:
+        return rows.stored
     scale = f"{path}.scale" if dtype == "int8" and rows.dtype.name != "int8" else ""
     return RowArray(path, dtype, rows.num_rows, rows.row_shape, rows.held, scale)
-
-
-def _feature_dtype(rows: SourceRows, options: IngestOptions) -> str:
-    """Floats, and the main array whatever it holds, are cast; other numbers stay."""
-    return options.dtype if rows.dtype.kind == "f" or rows.name == "x" else _plain_dtype(rows)
 
 
 def _plain_dtype(rows: SourceRows) -> str:

@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 from blockstore.format import NodeType, RowArray
 from preprocess.files.array_file import load_array, save_array
 from preprocess.ingest.arrays import (
+    RowStages,
     array_files,
-    feature_stages,
     list_stage,
-    placed_stage,
-    split_stage,
     write_ids,
 )
 from preprocess.ingest.contents import SPLITS, ArrayContent, row_disk_bytes, split_sizes
@@ -43,22 +41,21 @@ from preprocess.stages.scan import check_splits
 from preprocess.stages.spread import FeaturePlaces, spread_rows
 
 
-class TypeStages:
+class TypeStages(RowStages):
     """One type on its way into the store."""
 
     def __init__(self, job: IngestJob, number: int) -> None:
-        self._job, self._number = job, number
-        self.type = job.contents.types[number]
+        super().__init__(job)
+        self._number, self.type = number, job.contents.types[number]
+        self.place_bytes = 4 if job.options.renames else 0
 
     def stages(self) -> list[IngestStage]:
-        job, t, place = self._job, self.type, self._place
-        rank, found = 4 if job.options.renames else 0, [self._ids_stage()]
+        job, t, found = self.job, self.type, [self._ids_stage()]
         for rows in t.features:
-            planned = partial(_as_planned, rows.array)
-            found += feature_stages(job, rows, place, rank, planned, [], self._spread)
+            found += self.features(rows)
         if t.label is not None:
-            found.append(placed_stage(job, t.label, self._label_pieces, place, rank, self._label))
-        found += [split_stage(job, rows) for rows in t.splits]
+            found.append(self.placed(t.label, self._label_pieces))
+        found += [self.split(rows) for rows in t.splits]
         seeded = seeded_splits(t, t.num_nodes, job.options)
         for i, array in enumerate(seeded):
             cost = Cost(0, row_disk_bytes(array, job.options.block_bytes))
@@ -72,7 +69,7 @@ class TypeStages:
 
     def _ids_stage(self) -> IngestStage:
         t = self.type
-        written = 2 * row_disk_bytes(t.original_id, self._job.options.block_bytes)
+        written = 2 * row_disk_bytes(t.original_id, self.job.options.block_bytes)
         arrays = [*array_files(t.original_id), *array_files(t.store_id)]
         return IngestStage(f"ids of {t.name}", Cost(0, written), self._write_ids, arrays=arrays)
 
@@ -83,19 +80,24 @@ class TypeStages:
         write_ids(run, t.original_id, order, t.first, 0)
         write_ids(run, t.store_id, rank, 0, t.first)
 
-    def _place(
+    def place(
         self, run: IngestRun, pieces: Iterator[NDArray[Any]], array: RowArray, emit: Emit
     ) -> None:
         """Bring rows of the type into the order of its nodes."""
         t, nodes = self.type, run.graph.nodes
         rank = nodes and nodes.rank[t.first : t.stop]
         local = rank - np.uint32(t.first) if rank is not None and t.first else rank
-        place_rows(pieces, array, local, self._job.share, run.folder, emit, run.progress)
+        place_rows(pieces, array, local, self.job.share, run.folder, emit, run.progress)
 
-    def _spread(self, run: IngestRun, rows: ArrayContent) -> bool:
-        """Have features written by tasks, where there is an executor; whether that was done."""
-        job, first = self._job, self.type.first
-        if run.executor is None or rows.is_stored or not job.source.divides(rows.source):
+    def spread(self, run: IngestRun, rows: ArrayContent) -> bool:
+        job, first = self.job, self.type.first
+        is_label = rows is self.type.label
+        if (
+            run.executor is None
+            or is_label
+            or rows.is_stored
+            or not job.source.divides(rows.source)
+        ):
             return False
         rank = SavedArray(run.path(RANK), np.uint32) if job.options.renames else None
         of = FeaturePlaces(job.source, rows.source, rows.array, job.options.allow_nan, rank, first)
@@ -103,23 +105,24 @@ class TypeStages:
             spread_rows(of, job.share, folder, run.writer, job.memory.buffer)
         return True
 
-    def _label(self, run: IngestRun | None) -> RowArray:
-        t = self.type
-        assert t.label is not None
-        facts = run.facts(CHECK)["labels"].get(t.name) if run else None
-        if facts is None:
-            return t.label.array
-        return msgspec.structs.replace(t.label.array, dtype=facts["dtype"])
+    def sized(self, array: RowArray, run: IngestRun | None) -> RowArray:
+        """Labels have a dtype that depends on all of them."""
+        label = self.type.label
+        if run is None or label is None or array is not label.array:
+            return array
+        facts = run.facts(CHECK)["labels"].get(self.type.name)
+        return msgspec.structs.replace(array, dtype=facts["dtype"]) if facts else array
 
     def _label_pieces(self, run: IngestRun) -> Iterator[NDArray[Any]]:
-        assert self.type.label is not None
-        dtype = self._label(run).dtype
-        return label_pieces(self._job.source, self.type.label.source, dtype, self._job.share)
+        label = self.type.label
+        assert label is not None
+        dtype = self.sized(label.array, run).dtype
+        return label_pieces(self.job.source, label.source, dtype, self.job.share)
 
     @property
     def splits_seeded(self) -> bool:
         """Whether a seeded split is to be made."""
-        return bool(seeded_splits(self.type, 0, self._job.options))
+        return bool(seeded_splits(self.type, 0, self.job.options))
 
     @property
     def bits_file(self) -> str:
@@ -128,7 +131,7 @@ class TypeStages:
 
     def check(self, run: IngestRun) -> Facts | None:
         """Splits are sound; labels are looked at where their dtype, or a split, depends on them."""
-        job, label = self._job, self.type.label
+        job, label = self.job, self.type.label
         check_splits(job.source, self.type.name, job.options.leave_out)
         if label is None or not looks_at_label(label, job.options):
             return None
@@ -149,10 +152,10 @@ class TypeStages:
         return found
 
     def _seeded_split(self, split: int, run: IngestRun | None) -> RowArray:
-        return seeded_splits(self.type, self._labelled(run), self._job.options)[split]
+        return seeded_splits(self.type, self._labelled(run), self.job.options)[split]
 
     def seeded(self, split: int, run: IngestRun) -> Iterator[NDArray[np.int64]]:
-        options, total = self._job.options, self._labelled(run)
+        options, total = self.job.options, self._labelled(run)
         bits = load_array(run.path(self.bits_file), np.uint8)
         places = split_sizes(options.split, total)[split]
         key = split_key(options.seed, self._number)
@@ -165,9 +168,9 @@ class TypeStages:
         run.writer.side(partition_path(self.type), offsets)
 
     def _num_partitions(self, run: IngestRun | None) -> int:
-        if run is None or not self._job.options.in_partitions:
+        if run is None or not self.job.options.in_partitions:
             return 0
-        return (len(run.facts(ORDER)["starts"]) - 1) // len(self._job.contents.types)
+        return (len(run.facts(ORDER)["starts"]) - 1) // len(self.job.contents.types)
 
     def node_type(self, run: IngestRun | None) -> NodeType:
         """What the manifest says, once all stages are over; before a run, an upper bound."""
@@ -181,13 +184,9 @@ class TypeStages:
             num_nodes=t.num_nodes,
             original_id=t.original_id,
             store_id=t.store_id,
-            label=self._label(run) if t.label else None,
+            label=self.sized(t.label.array, run) if t.label else None,
             features={r.source.name: r.array for r in t.features},
             splits=splits,
             num_partitions=self._num_partitions(run),
-            partition_offsets_path=partition_path(t) if self._job.options.in_partitions else "",
+            partition_offsets_path=partition_path(t) if self.job.options.in_partitions else "",
         )
-
-
-def _as_planned(array: RowArray, _: IngestRun) -> RowArray:
-    return array

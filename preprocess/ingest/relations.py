@@ -18,7 +18,7 @@ from blockstore.pack import GraphPacker
 from blockstore.writer import GraphWriter
 from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile, load_array, save_array
-from preprocess.ingest.arrays import feature_stages, split_stage
+from preprocess.ingest.arrays import RowStages
 from preprocess.ingest.contents import graph_bytes
 from preprocess.ingest.graph import IngestRun, IngestStage, counts_file
 from preprocess.ingest.plan import (
@@ -43,34 +43,29 @@ _WEIGHTS, _TIMES = "weights", "times"
 _COLUMN_BYTES = 16  # a column on its way into a block
 
 
-class RelationStages:
+class RelationStages(RowStages):
     """One relation on its way into the store."""
 
     def __init__(self, job: IngestJob, number: int) -> None:
-        self._job, self._number = job, number
-        self._relation = job.contents.relations[number]
+        super().__init__(job)
+        self._number, self._relation = number, job.contents.relations[number]
         self._sort_name = f"{self._relation.path}: sort"
         self._place_dtype = place_dtype(self._relation)
-        self._place_bytes = np.dtype(self._place_dtype).itemsize
+        self.place_bytes = np.dtype(self._place_dtype).itemsize
 
     def stages(self) -> list[IngestStage]:
-        relation, made = self._relation, []
+        relation, made = self._relation, self._graph_stages()
         left = len(relation.features)
         for rows in relation.features:
             left -= 1
-            most = msgspec.structs.replace(rows.array, num_rows=relation.most_edges)
-            made += feature_stages(
-                self._job, rows._replace(array=most), self._place, self._place_bytes,
-                partial(self._sized, rows.array), [] if left else [_PLACES],
-            )  # fmt: skip
-        splits = [split_stage(self._job, rows) for rows in relation.splits]
-        return [*self._graph_stages(), *made, *splits]
+            made += self.features(rows, [] if left else [_PLACES])
+        return [*made, *(self.split(rows) for rows in relation.splits)]
 
     def _graph_stages(self) -> list[IngestStage]:
         relation, edges = self._relation, self._relation.most_edges
-        graph = graph_bytes(relation, self._job.options)
+        graph = graph_bytes(relation, self.job.options)
         read, passing = self._sorting()
-        places = {_PLACES: edges * self._place_bytes} if relation.has_rows else {}
+        places = {_PLACES: edges * self.place_bytes} if relation.has_rows else {}
         work = {"sorted_edges": edges}
         if not relation.inline:
             written = graph + passing + sum(places.values())
@@ -93,7 +88,7 @@ class RelationStages:
 
     def _sorting(self) -> tuple[int, int]:
         """Bytes that sorting reads, and those that pass through temporary files."""
-        job, relation, edges = self._job, self._relation, self._relation.most_edges
+        job, relation, edges = self.job, self._relation, self._relation.most_edges
         read = edge_bytes(relation)
         passing = job.sort_bytes(edges, relation.widths.key_bytes, job.share)
         if needs_columns(job.options) and job.columns_fit and len(job.contents.relations) == 1:
@@ -101,12 +96,12 @@ class RelationStages:
         elif needs_columns(job.options) and reads_columns(job.contents):
             read = 4 * edges + 4 * job.contents.num_nodes
         if relation.has_rows:
-            passing += edges * (4 + self._place_bytes)
+            passing += edges * (4 + self.place_bytes)
         return read + 4 * relation.dst.num_nodes, passing
 
     def _sorted_from(self) -> list[str]:
         """Temporary files that nobody needs once the columns are sorted."""
-        columns = needs_columns(self._job.options) and reads_columns(self._job.contents)
+        columns = needs_columns(self.job.options) and reads_columns(self.job.contents)
         return [counts_file(self._number), *([COLUMNS, DEGREES] if columns else [])]
 
     def _packing(
@@ -134,8 +129,8 @@ class RelationStages:
                 continue
             left -= 1
             size = edges * self._item(name)
-            passing = placed_bytes(edges, self._item(name), self._place_bytes, self._job.share)
-            read = rows_bytes(rows) + edges * self._place_bytes
+            passing = placed_bytes(edges, self._item(name), self.place_bytes, self.job.share)
+            read = rows_bytes(rows) + edges * self.place_bytes
             found.append(IngestStage(
                 f"{relation.path}: {rows.name}", Cost(read + passing, size + passing, passing),
                 partial(self._order_inline, rows, name), {name: size},
@@ -145,11 +140,11 @@ class RelationStages:
 
     def relation(self, run: IngestRun | None) -> Relation:
         """What the manifest says, once all stages are over; before a run, an upper bound."""
-        relation, source, options = self._relation, self._relation.source, self._job.options
+        relation, source, options = self._relation, self._relation.source, self.job.options
         num_blocks = -(-graph_bytes(relation, options) // options.block_bytes)
         if run is not None:
             num_blocks = run.facts(relation.path)["num_blocks"]
-        features = {rows.source.name: self._sized(rows.array, run) for rows in relation.features}
+        features = {rows.source.name: self.sized(rows.array, run) for rows in relation.features}
         return Relation(
             src=source.src,
             name=source.name,
@@ -173,13 +168,19 @@ class RelationStages:
         """Whether ids of edges are their positions, which are sorted with them."""
         return bool(self._relation.edge_id_dtype) and self._relation.ids is None
 
-    def _dtype(self, name: str) -> str:
-        """Of a temporary file of edges."""
+    @property
+    def _edge_files(self) -> dict[str, str | None]:
+        """Temporary files of what lies in the blocks, and dtypes; None: the blocks lack it."""
         relation = self._relation
-        found = {
-            _SOURCES: relation.widths.node, _IDS: relation.edge_id_dtype,
-            _WEIGHTS: WEIGHT_DTYPE, _TIMES: TIME_DTYPE,
-        }[name]  # fmt: skip
+        return {
+            _SOURCES: relation.widths.node,
+            _IDS: relation.edge_id_dtype,
+            _WEIGHTS: WEIGHT_DTYPE if relation.weight else None,
+            _TIMES: TIME_DTYPE if relation.time else None,
+        }
+
+    def _dtype(self, name: str) -> str:
+        found = self._edge_files[name]
         assert found is not None
         return found
 
@@ -193,7 +194,7 @@ class RelationStages:
         found: int = run.facts(self._relation.path)["num_edges"]
         return found
 
-    def _sized(self, array: RowArray, run: IngestRun | None) -> RowArray:
+    def sized(self, array: RowArray, run: IngestRun | None) -> RowArray:
         """With as many rows as there are edges."""
         return msgspec.structs.replace(array, num_rows=self._num_edges(run))
 
@@ -201,8 +202,8 @@ class RelationStages:
         dtype = self._dtype(name)
         num_edges = run.facts(self._sort_name)["num_edges"]
         with _new(run, name, dtype) as file:
-            pieces = _inline_pieces(self._job, rows, dtype)
-            self._place(run, pieces, RowArray(rows.name, dtype, num_edges), file.append)
+            pieces = _inline_pieces(self.job, rows, dtype)
+            self.place(run, pieces, RowArray(rows.name, dtype, num_edges), file.append)
 
     def _save_columns(self, run: IngestRun) -> Facts:
         relation = self._relation
@@ -241,21 +242,14 @@ class RelationStages:
         return facts
 
     def _pack_saved(self, run: IngestRun) -> Facts:
-        relation = self._relation
         degrees = load_array(run.path(_DEGREES), np.uint32)
-        kept = [
-            (_SOURCES, relation.widths.node),
-            (_IDS, relation.edge_id_dtype),
-            (_WEIGHTS, WEIGHT_DTYPE if relation.weight else None),
-            (_TIMES, TIME_DTYPE if relation.time else None),
-        ]
         num_edges = int(degrees.sum(dtype=np.int64))
-        graph = run.writer.graph(f"{relation.path}/blocks")
+        graph = run.writer.graph(f"{self._relation.path}/blocks")
         packer = self._packer(graph.append)
         with ExitStack() as stack, run.progress.stage("pack", num_edges, "edges") as stage:
             files = [
                 stack.enter_context(ArrayFile(run.path(name), dtype)) if dtype else None
-                for name, dtype in kept
+                for name, dtype in self._edge_files.items()
             ]
             done = 0
             for low, high, count in self._ranges(degrees):
@@ -271,12 +265,12 @@ class RelationStages:
         """(first column, behind the last, edges) of what is packed together."""
         each = self._relation.item_bytes
         longest = int(degrees.max(initial=0)) * each + _COLUMN_BYTES
-        most = max(longest, self._job.share // 4)
+        most = max(longest, self.job.share // 4)
         bounds, sizes = cut_ranges(degrees, each, _COLUMN_BYTES, most)
         return list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), sizes.tolist(), strict=True))
 
     def _packer(self, emit: Any) -> GraphPacker:
-        relation, block_bytes = self._relation, self._job.options.block_bytes
+        relation, block_bytes = self._relation, self.job.options.block_bytes
         return GraphPacker(block_bytes, relation.layout, relation.dst.first, emit)
 
     def _close(self, run: IngestRun, packer: GraphPacker, graph: GraphWriter) -> Facts:
@@ -288,19 +282,19 @@ class RelationStages:
         return {"num_blocks": num_blocks, "num_edges": int(first_edge[-1])}
 
     def _sort_share(self) -> int:
-        share = self._job.share
+        share = self.job.share
         return share // 4 * 3 if self._relation.has_rows else share
 
     def _edge_places(self, run: IngestRun) -> EdgePlaces:
         relation = self._relation
         num_ids = relation.source.num_edges * (2 if relation.undirected else 1)
-        return EdgePlaces(num_ids, self._place_dtype, self._job.share // 4, run.folder)
+        return EdgePlaces(num_ids, self._place_dtype, self.job.share // 4, run.folder)
 
-    def _place(
+    def place(
         self, run: IngestRun, pieces: Iterator[NDArray[Any]], array: RowArray, emit: Emit
     ) -> None:
         """Rows, one an edge of the source, into the order of the blocks."""
-        dtype, share = np.dtype(self._place_dtype), self._job.share
+        dtype, share = np.dtype(self._place_dtype), self.job.share
         with ArrayFile(run.path(_PLACES), dtype) as places:
             placed = placed_rows(pieces, places, self._relation.source.num_edges)
             scatter_rows(

@@ -16,16 +16,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import Manifest, NodeType, RowArray
+from blockstore.format import Manifest
 from blockstore.store import Store, numpy_dtype
-from preprocess.ingest.contents import (
-    SPLITS,
-    ArrayContent,
-    Contents,
-    RelationContents,
-    TypeContents,
-    list_contents,
-)
+from preprocess.ingest.contents import SPLITS, Contents, TypeContents, list_contents
 from preprocess.ingest.graph import IngestRun
 from preprocess.ingest.ingest import IngestStages, option_facts, write_store
 from preprocess.ingest.nodes import TypeStages
@@ -88,44 +81,14 @@ def repartition(
 
 
 def _contents(source: StoredSource, options: IngestOptions) -> Contents:
-    """What the new store will hold: the arrays of the old one."""
-    contents = list_contents(source, options)
-    types = tuple(_type_contents(t, source.types[t.name]) for t in contents.types)
-    by_name = {t.name: t for t in types}
-    relations = tuple(_relation_contents(r, source, by_name) for r in contents.relations)
-    return Contents(contents.id_dtype, types, relations)
-
-
-def _type_contents(t: TypeContents, stored: NodeType) -> TypeContents:
-    label = t.label
-    if label is not None and stored.label is not None:
-        label = ArrayContent(label.source, stored.label, True)
-    features = _as_stored(t.features, stored.features)
-    return replace(t, features=features, label=label, splits=_as_stored(t.splits, stored.splits))
-
-
-def _relation_contents(
-    r: RelationContents, source: StoredSource, types: dict[str, TypeContents]
-) -> RelationContents:
-    stored = source.stored(r.source)
-    held = {rows.name: rows for rows in source.edge_rows(r.source)}
-    features = tuple(ArrayContent(held[n], a, True) for n, a in stored.features.items())
-    return replace(
-        r,
-        src=types[r.src.name],
-        dst=types[r.dst.name],
-        edge_id_dtype=stored.edge_id_dtype,
-        ids=source.edge_ids(r.source),
-        features=features,
-        splits=_as_stored(r.splits, stored.splits),
-        reverse_of=stored.reverse_of,
-    )
-
-
-def _as_stored(
-    rows: tuple[ArrayContent, ...], arrays: dict[str, RowArray]
-) -> tuple[ArrayContent, ...]:
-    return tuple(ArrayContent(r.source, arrays[r.source.name], True) for r in rows)
+    """What the new store will hold: the arrays of the old one, with its ids of edges."""
+    contents, relations = list_contents(source, options), []
+    for r in contents.relations:
+        stored, ids = source.stored(r.source), source.edge_ids(r.source)
+        relations.append(
+            replace(r, edge_id_dtype=stored.edge_id_dtype, ids=ids, reverse_of=stored.reverse_of)
+        )
+    return replace(contents, relations=tuple(relations))
 
 
 class _Repartition(IngestStages):
@@ -181,7 +144,7 @@ class _StoredType(TypeStages):
         stored = self._source.types[t.name]
         assert nodes is not None
         with run.writer.rows(t.original_id) as out:
-            self._place(run, self._source.pieces(stored.original_id), t.original_id, out.append)
+            self.place(run, self._source.pieces(stored.original_id), t.original_id, out.append)
         dtype: Any = numpy_dtype(t.store_id.dtype)
         with run.writer.rows(t.store_id) as out:
             for ids in self._source.pieces(stored.store_id):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.format import RowArray
 from preprocess.errors import BadInput
 from preprocess.kernels.edges import first_outside
 from preprocess.pipeline.progress import Progress
@@ -33,6 +34,7 @@ class SourceRows(NamedTuple):
     num_rows: int
     held: str  # "dense" or "csr"
     where: str  # file, for messages
+    stored: RowArray | None = None  # what it is in a store that is the source: it stays so
 
     @property
     def row_bytes(self) -> int:

@@ -89,7 +89,7 @@ class StoredSource(Source):
 
     def _rows(self, name: str, array: RowArray) -> Rows:
         where, dtype = str(self._store.path / array.path), numpy_dtype(array.dtype)
-        form = SourceRows(name, dtype, array.row_shape, array.num_rows, array.source, where)
+        form = SourceRows(name, dtype, array.row_shape, array.num_rows, array.source, where, array)
         return Rows(form, partial(self.pieces, array))
 
     def _section(self, relation: Relation, name: str, dtype: str, section: str) -> Rows:
