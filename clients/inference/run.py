@@ -143,8 +143,7 @@ def _find_senders(
                 places = find_senders(store, stored, types[stored.src], progress)
                 if places is not None:
                     senders[relation] = places
-    moved = took.read_bytes, took.written_bytes, took.elapsed_s
-    return senders, [StageResult("sources with edges", *moved, False, took.peak_bytes)]
+    return senders, [took.result()]
 
 
 class InferenceRun(ResultRun):

@@ -19,7 +19,7 @@ from preprocess.pipeline.renderings import (
     StageProgress,
     WholeView,
 )
-from preprocess.pipeline.result import StagePlan
+from preprocess.pipeline.result import StagePlan, StageResult
 
 _LOOK_S = 0.05  # between looks at the memory
 
@@ -71,12 +71,12 @@ class Progress:
         finally:
             self._stage = None
 
-    def resumed(self, name: str, read_bytes: int, written_bytes: int, elapsed_s: float) -> None:
+    def resumed(self, took: StageResult) -> None:
         """A stage that an earlier run did."""
-        stage = StageProgress(name, *self._planned.get(name, (0, 0)))
+        stage = StageProgress(took.name, *self._planned.get(took.name, (0, 0)))
         self._whole_bytes -= stage.planned_bytes
-        stage.read_bytes, stage.written_bytes = read_bytes, written_bytes
-        stage.elapsed_s, stage.resumed = elapsed_s, True
+        stage.read_bytes, stage.written_bytes = took.read_bytes, took.written_bytes
+        stage.elapsed_s, stage.resumed = took.elapsed_s, True
         with self._lock:
             self._rendering.end_stage(stage, self._whole())
 
@@ -96,10 +96,10 @@ class Progress:
         finally:
             stage.steps.remove(step)
 
-    def add(self, read_bytes: int, written_bytes: int, peak_bytes: int) -> None:
+    def add(self, took: StageResult) -> None:
         """A task of the stage that runs has ended in another process."""
         if self._stage is not None:
-            self._stage.add(read_bytes, written_bytes, peak_bytes)
+            self._stage.add(took)
 
     def line(self, text: str) -> None:
         """Put a plain line out."""

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from blockstore.units import format_bytes
+from preprocess.pipeline.result import StageResult
 
 _HEADS = ("time", "read", "written", "rate", "peak mem")
 _COLUMN = 8  # characters of each number in the table of stages
@@ -66,17 +67,22 @@ class StageProgress:
         self._before, self._begun = moved_bytes(), time.monotonic()
         self._elsewhere = [0, 0]  # read and written by tasks in other processes
 
-    def add(self, read_bytes: int, written_bytes: int, peak_bytes: int) -> None:
-        """A task in another process has ended, which moved so much, with so much memory."""
-        self._elsewhere[0] += read_bytes
-        self._elsewhere[1] += written_bytes
-        self.peak_bytes = max(self.peak_bytes, peak_bytes)
+    def add(self, took: StageResult) -> None:
+        """A task in another process has ended."""
+        self._elsewhere[0] += took.read_bytes
+        self._elsewhere[1] += took.written_bytes
+        self.peak_bytes = max(self.peak_bytes, took.peak_bytes)
 
     def update(self) -> None:
         read, written = moved_bytes()
         self.read_bytes = read - self._before[0] + self._elsewhere[0]
         self.written_bytes = written - self._before[1] + self._elsewhere[1]
         self.elapsed_s = time.monotonic() - self._begun
+
+    def result(self) -> StageResult:
+        """What it has taken, once it is over."""
+        moved = self.read_bytes, self.written_bytes, self.elapsed_s
+        return StageResult(self.name, *moved, self.resumed, self.peak_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +126,8 @@ class Rendering:
     def end_stage(self, stage: StageProgress, whole: WholeView) -> None:
         """A stage is over, or was by an earlier run."""
 
-    def line(self, text: str) -> None:
-        """Print a line of text that stays."""
+    def line(self, text: str, style: str = "") -> None:
+        """Print a line of text that stays; `style`: as rich names it."""
 
     def pause(self) -> None:
         """Take away what is drawn, until the next stage begins."""
@@ -131,7 +137,7 @@ class Lines(Rendering):
     """A line for each stage, and one now and then while it runs."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self._headed = stream, False
+        self._stream, self._headed, self._name_width = stream, False, _PLAIN_NAME
 
     def show(self, stage: StageProgress, whole: WholeView) -> None:
         for step in list(stage.steps):
@@ -143,22 +149,24 @@ class Lines(Rendering):
     def end_stage(self, stage: StageProgress, whole: WholeView) -> None:
         if not self._headed:
             self._headed = True
-            self.line(table_head(_PLAIN_NAME))
-        self.line(table_line(stage, whole, _PLAIN_NAME))
+            self.line(table_head(self._name_width), "bold")
+        self.line(table_line(stage, whole, self._name_width), "dim" if stage.resumed else "")
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, style: str = "") -> None:  # noqa: ARG002
         write_line(self._stream, text)
 
 
-class Bars(Rendering):
+class Bars(Lines):
     """A table of stages that grows, and below it a bar for each step and one for everything."""
 
     interval_s = 0.1
 
     def __init__(self, stream: TextIO, width: int | None = None) -> None:
+        super().__init__(stream)
         self._console = Console(file=stream, width=width, highlight=False)
         self._live: Live | None = None
-        self._headed = False
+        room = self._console.width - len(_HEADS) * (_COLUMN + 2)
+        self._name_width = max(_MIN_NAME, min(_PLAIN_NAME, room))
 
     def begin_stage(self, stage: StageProgress, whole: WholeView) -> None:
         if self._live is None:
@@ -173,25 +181,14 @@ class Bars(Rendering):
         if self._live is not None:
             self._live.update(_bars(stage, whole, self._console.width), refresh=True)
 
-    def end_stage(self, stage: StageProgress, whole: WholeView) -> None:
-        """One more line of the table."""
-        name = max(_MIN_NAME, min(_PLAIN_NAME, self._console.width - len(_HEADS) * (_COLUMN + 2)))
-        if not self._headed:
-            self._headed = True
-            self._print(Text(table_head(name), style="bold"))
-        self._print(Text(table_line(stage, whole, name), style="dim" if stage.resumed else ""))
-
-    def line(self, text: str) -> None:
-        self._print(Text(text))
+    def line(self, text: str, style: str = "") -> None:
+        self._console.print(Text(text, style), overflow="ignore", no_wrap=True, crop=False)
 
     def pause(self) -> None:
         """The bars vanish, the cursor is back."""
         if self._live is not None:
             self._live.stop()
             self._live = None
-
-    def _print(self, text: Text) -> None:
-        self._console.print(text, overflow="ignore", no_wrap=True, crop=False)
 
 
 class Events(Rendering):
@@ -248,7 +245,7 @@ class Events(Rendering):
         facts = {**_named(stage, whole), **_moved(stage), "resumed": stage.resumed}
         self.emit("stage_end", facts)
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, style: str = "") -> None:  # noqa: ARG002
         self.emit("note", {"text": text})
 
 

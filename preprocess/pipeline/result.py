@@ -24,12 +24,11 @@ class StagePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class StageResult:
-    name: str
-    read_bytes: int
-    written_bytes: int
+class StageResult(StagePlan):
+    """One that is over, and what it has moved."""
+
     elapsed_s: float
-    resumed: bool  # an earlier run did it
+    resumed: bool = False  # an earlier run did it
     peak_bytes: int = 0  # of memory
 
 
@@ -95,4 +94,3 @@ class IngestResult:
     manifest: Manifest
     stages: tuple[StageResult, ...]  # in the order of the plan
     quantization: tuple[QuantizationError, ...] = ()
-    partition_edges_per_s: float = 0.0  # in a pass of a streaming partitioner, else 0

@@ -8,7 +8,7 @@ lacks.
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Self, TypeVar
@@ -174,8 +174,7 @@ class PipelineRun:
                 continue
             with self.progress.recorded(stage.name) as took:
                 body()
-            moved = took.read_bytes, took.written_bytes, took.elapsed_s
-            self._ended.append(StageResult(stage.name, *moved, False, took.peak_bytes))
+            self._ended.append(took.result())
 
     def record(
         self,
@@ -193,8 +192,7 @@ class PipelineRun:
         if record is None:
             record = self._run(name, body, made, spent, arrays)
         elif name in self.work.resumed:
-            moved = record.read_bytes, record.written_bytes, record.elapsed_s
-            self.progress.resumed(name, *moved)
+            self.progress.resumed(record.took)
         if self._writer is not None:
             self._writer.restore(record.facts[_FILES])
         return record.facts
@@ -216,23 +214,15 @@ class PipelineRun:
         if self._writer is not None:
             files = {p: d for p, d in self._writer.digests.items() if p not in before}
             facts[_FILES] = files
-        record = StageRecord(
-            name, facts, took.read_bytes, took.written_bytes, took.elapsed_s, took.peak_bytes,
-            sorted({*arrays, *arrays_of(files)}),
-        )  # fmt: skip
+        record = StageRecord(took.result(), facts, sorted({*arrays, *arrays_of(files)}))
         self.work.finish(record, made(facts) if callable(made) else made, spent)
         return record
 
     @property
     def results(self) -> tuple[StageResult, ...]:
         """Of all stages, in order, those of earlier runs included."""
-        found = [
-            StageResult(
-                r.name, r.read_bytes, r.written_bytes, r.elapsed_s, r.name in self.work.resumed,
-                r.peak_bytes,
-            )
-            for r in self.work.stages
-        ]  # fmt: skip
+        resumed = self.work.resumed
+        found = [replace(r.took, resumed=r.name in resumed) for r in self.work.stages]
         return (*found, *self._ended)
 
     def appear(self, target: Path) -> None:

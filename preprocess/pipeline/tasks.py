@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from preprocess.files.array_file import load_array, save_array
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.renderings import Rendering
+from preprocess.pipeline.result import StageResult
 from preprocess.pipeline.work import give_back_freed
 
 _MIN_SPAN, _MOST_SPAN = 1 << 14, 1 << 24  # edges or rows of a task
@@ -36,9 +37,7 @@ class TaskResult:
     """What a task returned, and what it took."""
 
     value: Any
-    read_bytes: int
-    written_bytes: int
-    peak_bytes: int
+    took: StageResult
 
 
 class Executor(Protocol):
@@ -61,7 +60,7 @@ def run_task(task: Task) -> TaskResult:
     progress = Progress(rendering=Rendering())
     with progress.recorded("task") as took:
         value = task.run(progress)
-    return TaskResult(value, took.read_bytes, took.written_bytes, took.peak_bytes)
+    return TaskResult(value, took.result())
 
 
 class TaskFolder:
@@ -86,7 +85,7 @@ class TaskFolder:
             closing(self._executor.run(tasks)) as results,
         ):
             for number, result in results:
-                self._progress.add(result.read_bytes, result.written_bytes, result.peak_bytes)
+                self._progress.add(result.took)
                 step.advance(sizes[number])
                 yield number, result.value
 

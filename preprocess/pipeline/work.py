@@ -25,6 +25,7 @@ from blockstore.root import read_root
 from preprocess.errors import ExecutorLost
 from preprocess.files.array_file import held_open, remove_file
 from preprocess.files.buckets import SPARE
+from preprocess.pipeline.result import StageResult
 
 STORE = "store"  # the store to be, inside the work folder
 _JOURNAL = "journal.json"
@@ -33,13 +34,13 @@ _LARGE_BYTES = 1 << 18
 
 
 class StageRecord(msgspec.Struct, frozen=True):
-    name: str
-    facts: dict[str, Any]
-    read_bytes: int
-    written_bytes: int
-    elapsed_s: float
-    peak_bytes: int = 0
+    took: StageResult
+    facts: dict[str, Any] = {}
     arrays: list[str] = []  # paths in the store of what it wrote there
+
+    @property
+    def name(self) -> str:
+        return self.took.name
 
 
 class _Journal(msgspec.Struct):

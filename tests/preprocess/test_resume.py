@@ -21,6 +21,7 @@ from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.renderings import Rendering
+from preprocess.pipeline.result import StageResult
 from preprocess.pipeline.work import StageRecord, WorkFolder
 from preprocess.sources.plain import PlainSource
 from tests.preprocess.kills import run_and_kill
@@ -207,19 +208,19 @@ def test_two_runs_do_not_meet(tmp_path: Path):
 def test_a_stage_that_could_not_be_recorded_did_not_happen(tmp_path: Path, monkeypatch):
     """Its record is written while the next stage runs: the error is raised by the one after."""
     with WorkFolder(tmp_path / "store", "signature", False) as work:
-        work.finish(StageRecord("first", {}, 0, 0, 0.0), (), ())
-        work.finish(StageRecord("second", {}, 0, 0, 0.0), (), ())
+        work.finish(StageRecord(StageResult("first", 0, 0, 0.0)), (), ())
+        work.finish(StageRecord(StageResult("second", 0, 0, 0.0)), (), ())
 
         def full(self: Path, target: Path) -> None:
             raise OSError(28, "No space left on device")
 
         work._settle()
         monkeypatch.setattr(Path, "rename", full)
-        work.finish(StageRecord("third", {}, 0, 0, 0.0), (), ())
+        work.finish(StageRecord(StageResult("third", 0, 0, 0.0)), (), ())
         with pytest.raises(OSError, match="No space"):
-            work.finish(StageRecord("fourth", {}, 0, 0, 0.0), (), ())
+            work.finish(StageRecord(StageResult("fourth", 0, 0, 0.0)), (), ())
         assert [s.name for s in work.stages] == ["first", "second"]
         monkeypatch.undo()
-        work.finish(StageRecord("third", {}, 0, 0, 0.0), (), ())
+        work.finish(StageRecord(StageResult("third", 0, 0, 0.0)), (), ())
         assert [s.name for s in work.stages] == ["first", "second", "third"]
     assert list(tmp_path.iterdir()) == []

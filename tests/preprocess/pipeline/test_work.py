@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from preprocess.pipeline.result import StageResult
 from preprocess.pipeline.work import StageRecord, WorkFolder
 
-RECORD = StageRecord("first", {}, 0, 0, 0.0)
+RECORD = StageRecord(StageResult("first", 0, 0, 0.0))
 
 
 def stopped_run(target: Path) -> Path:
@@ -71,7 +72,7 @@ def test_the_journal_is_written_after_all_that_it_vouches_for(tmp_path, monkeypa
             (work.path / name).write_bytes(b"x")
         work.finish(RECORD, ["made", "more"], [])
         folder = work.path.name
-    record = StageRecord("second", {}, 0, 0, 0.0, arrays=["nodes/x"])
+    record = StageRecord(StageResult("second", 0, 0, 0.0), arrays=["nodes/x"])
     assert order == ["made", "more", folder, "journal.json.new", folder]
     order.clear()
     with WorkFolder(tmp_path / "other", "signature", fresh=False) as work:
