@@ -21,7 +21,7 @@ from preprocess.files.array_file import load_array
 from preprocess.ingest.contents import list_contents
 from preprocess.ingest.graph import GraphStages
 from preprocess.ingest.options import IngestOptions
-from preprocess.ingest.plan import plan_memory
+from preprocess.ingest.plan import IngestJob, plan_memory
 from preprocess.partition.partition import Partitioner, PartitionOptions
 from preprocess.pipeline.progress import Progress
 from preprocess.sources.layouts import open_source
@@ -55,8 +55,8 @@ def made_columns(
     """(columns on disk by source id, classes of nodes, bytes of memory for what follows)."""
     source = source.with_reverses(options.undirected)
     contents = list_contents(source, options)
-    share = plan_memory(contents, options).share
-    stages = GraphStages(source, contents, options, share, work, progress)
+    job = IngestJob(source, contents, options, plan_memory(contents, options), False)
+    stages, share = GraphStages(job, work, progress), job.share
     stages.count()
     stages.columns(in_memory=False)
     classes = source_classes(source, contents, {}, share, lambda _: None)

@@ -12,7 +12,7 @@ from preprocess.cli.info import hops_text
 from preprocess.cli.summary import Bin, Degrees, Labels, StoreSummary, TypeSummary, summarise
 from preprocess.partition.report import partition_lines
 from preprocess.pipeline.progress import Progress
-from preprocess.pipeline.renderings import format_count, format_seconds
+from preprocess.pipeline.renderings import format_seconds
 from preprocess.pipeline.result import IngestResult, QuantizationError, StageResult
 from preprocess.sources.source import Source
 
@@ -31,7 +31,6 @@ class IngestSummary:
     stages: tuple[StageResult, ...]
     quantization: tuple[QuantizationError, ...]
     partitioning: Partitioning | None = None
-    partition_edges_per_s: float = 0.0  # in a pass of a streaming partitioner
     hops: dict[str, HopSet] = field(default_factory=dict)  # by split
 
 
@@ -48,7 +47,6 @@ def summarise_ingest(
         stages=result.stages,
         quantization=result.quantization,
         partitioning=result.manifest.partitioning,
-        partition_edges_per_s=result.partition_edges_per_s,
         hops={s: found for t in result.manifest.types for s, found in t.hops.items()},
     )
 
@@ -93,9 +91,7 @@ def summary_text(found: IngestSummary) -> str:
     ]
     if found.partitioning is not None:
         first, *rest = partition_lines(found.partitioning)
-        rate = found.partition_edges_per_s
-        tail = f", {format_count(rate)} edges/s a pass" if rate else ""
-        lines += [f"partitions  {first}{tail}", *(f"            {line}" for line in rest)]
+        lines += [f"partitions  {first}", *(f"            {line}" for line in rest)]
     for split, held in found.hops.items():
         lines.append(f"hops        {split}: {hops_text(held)}")
     for error in found.quantization:

@@ -3,6 +3,7 @@
 Memory: a byte a node, a number for each degree that occurs, and buffers of a few MiB.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -16,7 +17,6 @@ from preprocess.kernels.edges import mark_nodes
 from preprocess.pipeline.progress import Progress
 
 _BUFFER_BYTES = 4 << 20
-_SMALL = 4096  # degrees below are counted in a table
 _MOST_CLASSES = 1 << 16  # labels of more values are numbers
 _TOP = 5
 
@@ -112,35 +112,24 @@ class DegreeCounts:
     """How many nodes have each degree that occurs."""
 
     def __init__(self) -> None:
-        self._small = np.zeros(_SMALL, np.int64)
-        self._large: tuple[NDArray[np.int64], NDArray[np.int64]] = (
-            np.empty(0, np.int64),
-            np.empty(0, np.int64),
-        )
+        self._counts = Counter[int]()
 
     def add(self, degrees: NDArray[np.int64]) -> None:
-        small = degrees < _SMALL
-        self._small += np.bincount(degrees[small], minlength=_SMALL)
-        if not small.all():
-            values, counts = np.unique(degrees[~small], return_counts=True)
-            held, held_counts = self._large
-            merged, where = np.unique(np.concatenate([held, values]), return_inverse=True)
-            total = np.zeros(merged.size, np.int64)
-            np.add.at(total, where, np.concatenate([held_counts, counts]))
-            self._large = merged, total
+        values, counts = np.unique(degrees, return_counts=True)
+        self._counts.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
     @property
     def num_nodes(self) -> int:
-        return int(self._small.sum() + self._large[1].sum())
+        return self._counts.total()
 
     def degrees(self) -> Degrees:
         """What they amount to; all 0 where there are no nodes."""
-        low = np.flatnonzero(self._small)
-        values = np.concatenate([low, self._large[0]])
-        counts = np.concatenate([self._small[low], self._large[1]])
-        if not values.size:
+        if not self._counts:
             return Degrees(0, 0, 0.0, 0, 0, ())
-        ends, num_nodes = np.cumsum(counts), int(counts.sum())
+        values, counts = (
+            np.array(each) for each in zip(*sorted(self._counts.items()), strict=True)
+        )
+        ends, num_nodes = np.cumsum(counts), self.num_nodes
 
         def at(rank: int) -> int:
             return int(values[np.searchsorted(ends, rank, side="right")])
@@ -200,18 +189,15 @@ def _summarise_labels(store: Store, label: RowArray) -> Labels:
         return _multi_label(store, label)
     if label.dtype.startswith("float"):
         return _numbers(store, label)
-    classes: dict[int, int] = {}
-    labelled = 0
+    classes = Counter[int]()
     for _, rows in scan_rows(store, label, _BUFFER_BYTES):
-        values, counts = np.unique(rows, return_counts=True)
-        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-            if value != -1:
-                classes[value] = classes.get(value, 0) + count
-                labelled += count
+        values, counts = np.unique(rows[rows != -1], return_counts=True)
+        classes.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
         if len(classes) > _MOST_CLASSES:
             return _numbers(store, label)
     top = sorted(classes.items(), key=lambda item: (-item[1], item[0]))[:_TOP]
-    return Labels("classes", labelled, len(classes), tuple(ClassCount(*item) for item in top))
+    counts_of = tuple(ClassCount(*item) for item in top)
+    return Labels("classes", classes.total(), len(classes), counts_of)
 
 
 def _multi_label(store: Store, label: RowArray) -> Labels:

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from blockstore.format import Partitioning
 from blockstore.writer import StoreWriter
 from preprocess.files.array_file import load_array, save_array
-from preprocess.ingest.contents import Contents, RelationContents
-from preprocess.ingest.options import IngestOptions
+from preprocess.ingest.contents import RelationContents
 from preprocess.ingest.plan import IngestJob, columns_fit, needs_columns, reads_columns
 from preprocess.kernels.edges import Ends
 from preprocess.kernels.levels import HeldColumns, WordBits, gather_columns, take_counts
@@ -22,7 +21,6 @@ from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import PipelineRun, Stage
 from preprocess.pipeline.tasks import Executor, SavedArray, task_folder
 from preprocess.pipeline.work import WorkFolder
-from preprocess.sources.source import Source
 from preprocess.stages.classes import NodeClasses
 from preprocess.stages.columns import COLUMNS, DEGREES, ColumnFile
 from preprocess.stages.csc import (
@@ -56,18 +54,10 @@ class GraphStages:
     """All graphs of a source on their way into the store."""
 
     def __init__(
-        self,
-        source: Source,
-        contents: Contents,
-        options: IngestOptions,
-        share: int,
-        work: Path,
-        progress: Progress,
-        executor: Executor | None = None,
+        self, job: IngestJob, work: Path, progress: Progress, executor: Executor | None = None
     ) -> None:
-        self._executor = executor
-        self._source, self._contents, self._options = source, contents, options
-        self._share, self._work, self._progress = share, work, progress
+        self._job, self._work, self._progress, self._executor = job, work, progress, executor
+        self._contents, self._options, self._share = job.contents, job.options, job.share
         self._held: ColumnFile | None = None  # columns by source id, in memory
         self._nodes: NodeOrder | None = None
 
@@ -119,11 +109,8 @@ class GraphStages:
         """Whether columns by source id are in memory."""
         return self._held is not None
 
-    def partition(self, classes: NodeClasses) -> tuple[Partitioning, float]:
-        """Find a partition of the nodes, and write it to PARTITION; `stages.partition`.
-
-        Returns what there is to say, and edges a second in a pass, 0 where there are no passes.
-        """
+    def partition(self, classes: NodeClasses) -> Partitioning:
+        """Find a partition of the nodes, and write it to PARTITION; `stages.partition`."""
         settings = self._options.partition
         assert settings is not None
         file = self._held or self._reopened()
@@ -134,7 +121,7 @@ class GraphStages:
         if file is not self._held:
             file.close()
         save_array(self._work / PARTITION, found.partition)
-        return found.report, found.pass_edges / max(found.pass_s, 1e-9)
+        return found.report
 
     def order(self, partition: NDArray[np.uint32] | None) -> list[int]:
         """Find the order, and write the rank.
@@ -244,10 +231,10 @@ class GraphStages:
         r, src, dst = relation, relation.src, relation.dst
         ends = Ends(r.undirected, r.keep_loops, src_first=src.first, dst_first=dst.first, base=base)
         spans = slice(src.first, src.stop), slice(dst.first, dst.stop)
-        return RelationReader(self._source, r.source, ends, with_ids, rank, *spans)
+        return RelationReader(self._job.source, r.source, ends, with_ids, rank, *spans)
 
     def _count(self, relation: RelationContents) -> NDArray[np.uint32]:
-        r, source = relation, self._source
+        r, source = relation, self._job.source
         how = r.undirected, r.keep_loops, self._share
         if self._executor is None or not source.divides(r.source):
             return count_edges(source, r.source, *how, self._progress)
@@ -313,9 +300,7 @@ class IngestRun(PipelineRun):
         """`partition`: uint32 (num_nodes,), of each node, if one is given."""
         super().__init__(work, progress, writer)
         self.writer, self.partition, self.executor = writer, partition, executor
-        self.graph = GraphStages(
-            job.source, job.contents, job.options, job.share, work.path, progress, executor
-        )
+        self.graph = GraphStages(job, work.path, progress, executor)
 
 
 IngestStage = Stage[IngestRun]

@@ -66,7 +66,7 @@ from preprocess.stages.classes import NodeClasses, source_classes
 from preprocess.stages.columns import COLUMNS, DEGREES
 from preprocess.stages.scan import check_edge_splits
 
-_PARTITIONING, _RATE = "partitioning", "edges_per_s"  # in the facts of a stage
+_PARTITIONING = "partitioning"  # in the facts of a stage
 _PIPELINE = 3  # goes up when stages or their files change: nothing older is taken over
 
 
@@ -160,8 +160,7 @@ def write_store(
             manifest, added = _hops(run, manifest, job.options)
             results += added
         writer.appear()
-        rate = stages.partition_edges_per_s(run)
-        return IngestResult(manifest, results, errors, rate)
+        return IngestResult(manifest, results, errors)
 
 
 def _hops(
@@ -360,16 +359,12 @@ class IngestStages:
 
     def _find_partition(self, run: IngestRun) -> Facts:
         self._hold_columns(run)
-        report, rate = run.graph.partition(self._classes(run))
-        return {_PARTITIONING: msgspec.to_builtins(report), _RATE: rate}
+        report = run.graph.partition(self._classes(run))
+        return {_PARTITIONING: msgspec.to_builtins(report)}
 
     def _order(self, run: IngestRun) -> Facts:
         self._hold_columns(run)
         return {"starts": run.graph.order(run.partition)}
-
-    def partition_edges_per_s(self, run: IngestRun) -> float:
-        """In a pass of a streaming partitioner, else 0."""
-        return float(run.facts(PARTITION_STAGE)[_RATE]) if self.job.options.partition else 0.0
 
     def _partitioning(self, run: IngestRun) -> Partitioning | None:
         if self.job.options.partition is None:

@@ -90,9 +90,8 @@ def plan_memory(contents: Contents, options: IngestOptions) -> MemoryPlan:
             f"{contents.num_nodes:,} nodes of {node_bytes(options)} bytes each, blocks of "
             f"{format_bytes(options.block_bytes)} and buffers",
         )  # fmt: skip
-    spare = (
-        options.mem_bytes - _taken_first(contents, options) - interpreter_bytes(options.mem_bytes)
-    )
+    taken = sum(line.bytes for line in _taken_first(contents, options))
+    spare = options.mem_bytes - taken - interpreter_bytes(options.mem_bytes)
     buffer = _buffer_bytes(contents, options, spare)
     return MemoryPlan(buffer, spare - 2 * buffer)
 
@@ -132,38 +131,35 @@ def node_bytes(options: IngestOptions) -> int:
 
 
 def memory_lines(job: IngestJob) -> tuple[MemoryLine, ...]:
-    contents, options, memory = job.contents, job.options, job.memory
-    each = node_bytes(options)
+    options, memory = job.options, job.memory
     return (
-        MemoryLine(f"tables, {each} bytes a node", each * contents.num_nodes),
-        MemoryLine("blocks being packed", _PACKER_BLOCKS * options.block_bytes),
-        MemoryLine("checksums of the array being written", _crc_bytes(contents, options)),
+        *_taken_first(job.contents, options),
         MemoryLine("two buffers of the array being written", 2 * memory.buffer),
         MemoryLine("edges and rows of the stage that runs", memory.share),
         MemoryLine("Python and libraries", interpreter_bytes(options.mem_bytes)),
-        MemoryLine("small things", _FIXED_BYTES),
     )
 
 
-def _crc_bytes(contents: Contents, options: IngestOptions) -> int:
-    rows = [row_disk_bytes(a, options.block_bytes) for a in contents.row_arrays()]
+def _taken_first(contents: Contents, options: IngestOptions) -> list[MemoryLine]:
+    """What is there whatever the memory."""
+    each, block = node_bytes(options), options.block_bytes
+    rows = [row_disk_bytes(a, block) for a in contents.row_arrays()]
     graphs = [graph_bytes(r, options) for r in contents.relations]
-    return _CRC_BYTES * (max([*rows, *graphs], default=0) // PAGE_BYTES)
-
-
-def _taken_first(contents: Contents, options: IngestOptions) -> int:
-    """Tables with an entry a node, the blocks of the packer, and what is always there."""
-    nodes = node_bytes(options) * contents.num_nodes
-    blocks = _PACKER_BLOCKS * options.block_bytes
-    return nodes + blocks + _crc_bytes(contents, options) + _FIXED_BYTES
+    crcs = _CRC_BYTES * (max([*rows, *graphs], default=0) // PAGE_BYTES)
+    return [
+        MemoryLine(f"tables, {each} bytes a node", each * contents.num_nodes),
+        MemoryLine("blocks being packed", _PACKER_BLOCKS * block),
+        MemoryLine("checksums of the array being written", crcs),
+        MemoryLine("small things", _FIXED_BYTES),
+    ]
 
 
 def _minimum_bytes(contents: Contents, options: IngestOptions, share: int) -> int:
     """The minimum --mem that leaves so much to share."""
     slot = align(_widest(contents), options.block_bytes)
     buffers = max(2 * slot, min(2 * _MOST_BUFFER, share // 7 + 2))  # two of a 16th of what is left
-    minimum = _taken_first(contents, options) + share + buffers
-    return with_interpreter(minimum)
+    taken = sum(line.bytes for line in _taken_first(contents, options))
+    return with_interpreter(taken + share + buffers)
 
 
 def interpreter_bytes(mem_bytes: int) -> int:
