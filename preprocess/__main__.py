@@ -23,12 +23,10 @@ from blockstore.units import format_bytes
 from blockstore.verify import verify_store
 from loaderd.api.errors import DaemonError
 from preprocess.cli import flags
-from preprocess.cli.command import error_event, run_dry, run_ingest
+from preprocess.cli.command import error_event, place_for, run_dry, run_ingest, run_pull, run_push
 from preprocess.cli.info import info_text, owner_line, owner_lines, store_info
 from preprocess.cli.lookup import lookup as find_nodes
-from preprocess.cli.objects import place_for, run_pull, run_push
-from preprocess.cli.report import graph_text, made_line
-from preprocess.cli.summary import summarise
+from preprocess.cli.summary import graph_text, made_line, summarise
 from preprocess.cli.warm import warm as warm_kernels
 from preprocess.derive.derive import derive as derive_features
 from preprocess.derive.plan import Derivation

@@ -1,5 +1,6 @@
-"""`blockstore ingest` once its words are read: dry run or real one, for a person or a script."""
+"""Commands once their words are read: an ingest, dry or real, push and pull of a store."""
 
+import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -7,9 +8,14 @@ from pathlib import Path
 
 import msgspec
 
+from blockstore.objects.bucket import parse_url
+from blockstore.objects.push import pull, push, store_bytes
+from blockstore.objects.remote import store_name
+from blockstore.store import open_store
 from preprocess.cli.dryrun import dry_run, dry_run_text
 from preprocess.cli.flags import IngestWork, ShowFlags, SourceFlags
-from preprocess.cli.report import advice_lines, made_line, summarise_ingest, summary_text
+from preprocess.cli.summary import advice_lines, made_line, summarise_ingest, summary_text
+from preprocess.errors import BadInput
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.ingest.prepare import Preparable
@@ -88,3 +94,40 @@ def _open(
         if undirected:
             progress.line("reverses are added, as its owner does: --directed leaves them out")
     return opened, replace(options, undirected=undirected)
+
+
+def run_push(path: Path, url: str, wait_s: float) -> str:
+    """What was done.  Raises BadInput: no URL; and what `push` does."""
+    place, store = _url(url), open_store(path)
+    with Progress().stage("push", store_bytes(store), "B") as stage:
+        fingerprint = push(store, place, wait_s, stage.advance)
+    return f"{place}: pushed, fingerprint {fingerprint}"
+
+
+def run_pull(url: str, target: Path, wait_s: float) -> str:
+    """What was done.  Raises BadInput: no URL; and what `pull` does."""
+    place = _url(url)
+    store = pull(place, target, wait_s, lambda total: Progress().stage("pull", total, "B"))
+    return f"{target}: pulled, fingerprint {store.manifest.fingerprint}"
+
+
+def place_for(url: str, work: Path | None) -> Path:
+    """Where a store is made that is to be pushed.  Raises BadInput."""
+    if work is None:
+        raise BadInput.at(
+            url, "no --work", "a folder of this machine beside a URL",
+            "name one with room for the store, such as --work /scratch",
+        )  # fmt: skip
+    local = work / store_name(url)
+    if os.path.lexists(local):
+        raise BadInput.at(
+            "--work", f"{local}, which is there already", "no such folder",
+            f"if it is the store of a run that was stopped: blockstore push {local} {url}",
+        )  # fmt: skip
+    return local
+
+
+def _url(text: str) -> str:
+    if not (found := parse_url(text)):
+        raise BadInput.at(text, "a path", "a URL such as s3://BUCKET/NAME", "name the bucket")
+    return found

@@ -41,8 +41,7 @@ from preprocess.pipeline.result import QuantizationError, Ran, StageResult
 from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, resumable
 from preprocess.pipeline.work import WorkFolder, sign
 from preprocess.stages.csc import WholeColumns, sorted_columns
-from preprocess.stages.quantize import Quantizer
-from preprocess.stages.rows import checked_sums, scatter_bytes
+from preprocess.stages.rows import Quantizer, checked_sums, scatter_bytes
 from preprocess.stages.slots import SlotCopies
 
 THREADS = 3

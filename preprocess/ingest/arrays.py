@@ -16,8 +16,7 @@ from preprocess.ingest.plan import IngestJob, placed_bytes, rows_bytes
 from preprocess.pipeline.result import QuantizationError
 from preprocess.pipeline.stage import Cost, Facts
 from preprocess.sources.stored import StoredSource
-from preprocess.stages.quantize import Quantizer, find_scale
-from preprocess.stages.rows import Emit, checked_features, source_chunk
+from preprocess.stages.rows import Emit, Quantizer, checked_features, find_scale, source_chunk
 
 _SCALE = "scale"  # temporary file
 _QUANTIZATION = "quantization"  # in the facts of a stage

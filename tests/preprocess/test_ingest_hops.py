@@ -12,7 +12,7 @@ from blockstore.errors import BudgetTooSmall
 from blockstore.store import open_store
 from blockstore.verify import verify_store
 from preprocess.cli.dryrun import dry_run, dry_run_text
-from preprocess.cli.report import summarise_ingest, summary_text
+from preprocess.cli.summary import summarise_ingest, summary_text
 from preprocess.errors import BadInput
 from preprocess.hops import hops as hops_module
 from preprocess.hops.hops import make_hops

@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from blockstore.store import open_store
-from preprocess.cli.report import graph_text, summarise_ingest, summary_text
-from preprocess.cli.summary import Bin, ClassCount, DegreeCounts, StoreSummary, summarise
+from preprocess.cli.summary import (
+    Bin,
+    ClassCount,
+    DegreeCounts,
+    StoreSummary,
+    graph_text,
+    summarise,
+    summarise_ingest,
+    summary_text,
+)
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.pipeline.result import QuantizationError
