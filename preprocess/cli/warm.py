@@ -1,8 +1,6 @@
 """Compiling ahead: small stores are made and sampled from, so that the cache has the kernels."""
 
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,43 +24,25 @@ from preprocess.sources.layouts import open_source
 
 _NODES, _EDGES = 40_000, 1_000_000
 _ROOMY, _TIGHT = "256M", "24M"  # all in memory; and less than the graph and its rows take
+_LAST = Temporal(times="edges", strategy="last")
 _TYPED = {"node_types": {"a": 2_000, "b": 2_000}, "relations": ["a|to|b", "b|to|a", "a|to|a"]}
 
 
-@dataclass(frozen=True, slots=True)
-class KernelUse:
-    """Batches of one kind that are sampled."""
-
-    name: str
-    store: str
-    mem: str = _ROOMY
-    request: dict[str, Any] = field(default_factory=dict)
-
-
-USES = (
-    KernelUse("minibatch", "plain", request={"plan": "minibatch"}),
-    KernelUse("hyperbatch", "plain", _TIGHT, {"plan": "hyperbatch"}),
-    KernelUse("macrobatch", "plain", _TIGHT, {"plan": "macrobatch"}),
-    KernelUse("LABOR", "plain", request={"labor": Labor()}),
-    KernelUse("LABOR, hyperbatch", "plain", _TIGHT, {"labor": Labor(), "plan": "hyperbatch"}),
-    KernelUse("weights", "plain", request={"weighted": True, "edge_weights": True}),
-    KernelUse("weights, hyperbatch", "plain", _TIGHT, {"weighted": True, "plan": "hyperbatch"}),
-    KernelUse("edge ids", "plain", request={"return_e_id": True, "edge_features": True}),
-    KernelUse(
-        "links", "plain",
-        request={"edges": SeedEdges(negatives="binary", amount=1, exclude="self"), "split": "all"},
-    ),
-    KernelUse(
-        "times", "plain",
-        request={
-            "edges": SeedEdges(), "split": "all", "edge_times": True,
-            "temporal": Temporal(times="edges", strategy="last"),
-        },
-    ),
-    KernelUse("subgraphs", "plain", request={"plan": "saint-walk", "return_e_id": True}),
-    KernelUse("subgraphs, trees", "plain", request={"plan": "shadow", "batch_size": 100}),
-    KernelUse("types", "typed", request={"seed_type": "b"}),
-)  # fmt: skip
+_USES: tuple[tuple[str, dict[str, Any]], ...] = (  # memory of a daemon, and what is asked of it
+    (_ROOMY, {"plan": "minibatch"}),
+    (_TIGHT, {"plan": "hyperbatch"}),
+    (_TIGHT, {"plan": "macrobatch"}),
+    (_ROOMY, {"labor": Labor()}),
+    (_TIGHT, {"labor": Labor(), "plan": "hyperbatch"}),
+    (_ROOMY, {"weighted": True, "edge_weights": True}),
+    (_TIGHT, {"weighted": True, "plan": "hyperbatch"}),
+    (_ROOMY, {"return_e_id": True, "edge_features": True}),
+    (_ROOMY, {"edges": SeedEdges(negatives="binary", amount=1, exclude="self"), "split": "all"}),
+    (_ROOMY, {"edges": SeedEdges(), "split": "all", "edge_times": True, "temporal": _LAST}),
+    (_ROOMY, {"plan": "saint-walk", "return_e_id": True}),
+    (_ROOMY, {"plan": "shadow", "batch_size": 100}),
+    (_ROOMY, {"seed_type": "b"}),  # of the store of several types
+)
 
 
 def warm(progress: Progress) -> str:
@@ -78,19 +58,20 @@ def warm(progress: Progress) -> str:
         )
     with tempfile.TemporaryDirectory(prefix="blockstore-warm-") as name:
         place = Path(name)
-        with progress.stage("ingest", 2, "stores") as stage:
-            for store in _ingest(place):
-                stage.advance(1)
-                del store
-        with progress.stage("sample", len(USES), "kinds of batches") as stage:
-            for case in USES:
-                _sample(place / f"{case.store}.store", case)
+        _ingest(place, progress)
+        with progress.stage("sample", len(_USES), "kinds of batches") as stage:
+            for mem, request in _USES:
+                store = place / ("typed.store" if "seed_type" in request else "plain.store")
+                asked: dict[str, Any] = {"num_neighbors": (5, 5), "batch_size": 200} | request
+                settings = default_settings(parse_bytes(mem))
+                try_plan(open_store(store), settings, Attach(token=0, request=0, **asked), 0)
                 stage.advance(1)
     _gather()
     return folder
 
 
-def _ingest(place: Path) -> Iterator[Path]:
+def _ingest(place: Path, progress: Progress) -> None:
+    """A store of one type with all that edges may have, and one of two."""
     random = np.random.default_rng(0)
     plain, typed = place / "plain", place / "typed"
     for folder in (plain, typed):
@@ -114,17 +95,9 @@ def _ingest(place: Path) -> Iterator[Path]:
     np.save(typed / "split__b__train.npy", np.arange(2_000))
     parts = PartitionOptions(8, method="random")
     for folder, partition in ((plain, parts), (typed, None)):
-        store = folder.with_suffix(".store")
         options = IngestOptions(block_bytes=1 << 16, edge_ids=True, partition=partition)
         opened = open_source(folder)
-        ingest(opened.source, store, options, Progress(), files=opened.files)
-        yield store
-
-
-def _sample(path: Path, case: KernelUse) -> None:
-    usual: dict[str, Any] = {"num_neighbors": (5, 5), "batch_size": 200}
-    request = Attach(token=0, request=0, **(usual | case.request))
-    try_plan(open_store(path), default_settings(parse_bytes(case.mem)), request, 0)
+        ingest(opened.source, folder.with_suffix(".store"), options, progress, files=opened.files)
 
 
 def _gather() -> None:

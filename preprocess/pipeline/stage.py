@@ -190,33 +190,22 @@ class PipelineRun:
         """
         record = self.work.find(name)
         if record is None:
-            record = self._run(name, body, made, spent, arrays)
+            for path in arrays:
+                remove(self.result / path)
+            before = set(self._writer.digests) if self._writer else set()
+            with self.progress.recorded(name) as took:
+                facts = dict(body() or {})
+            files: dict[str, str] = {}
+            if self._writer is not None:
+                files = {p: d for p, d in self._writer.digests.items() if p not in before}
+                facts[_FILES] = files
+            record = StageRecord(took.result(), facts, sorted({*arrays, *arrays_of(files)}))
+            self.work.finish(record, made(facts) if callable(made) else made, spent)
         elif name in self.work.resumed:
             self.progress.resumed(record.took)
         if self._writer is not None:
             self._writer.restore(record.facts[_FILES])
         return record.facts
-
-    def _run(
-        self,
-        name: str,
-        body: Callable[[], Facts | None],
-        made: Iterable[str] | Callable[[Facts], Iterable[str]],
-        spent: Iterable[str],
-        arrays: Sequence[str],
-    ) -> StageRecord:
-        for path in arrays:
-            remove(self.result / path)
-        before = set(self._writer.digests) if self._writer else set()
-        with self.progress.recorded(name) as took:
-            facts = dict(body() or {})
-        files: dict[str, str] = {}
-        if self._writer is not None:
-            files = {p: d for p, d in self._writer.digests.items() if p not in before}
-            facts[_FILES] = files
-        record = StageRecord(took.result(), facts, sorted({*arrays, *arrays_of(files)}))
-        self.work.finish(record, made(facts) if callable(made) else made, spent)
-        return record
 
     @property
     def results(self) -> tuple[StageResult, ...]:
