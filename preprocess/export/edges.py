@@ -55,7 +55,7 @@ class EdgeExport:
     def __init__(self, relation: Relation, names: PlainNames) -> None:
         self._relation, self._names = relation, names
         self._ends = (relation.src, relation.name, relation.dst)
-        self.stem = names.edges(self._ends)
+        self.stem = names("edges", self._ends, "")
         self._has_ids = relation.edge_id_dtype is not None
         self._num_ids = relation.num_source_edges if self._has_ids else relation.num_edges
         self._id_dtype = relation.edge_id_dtype or _place_dtype(relation.num_edges)
@@ -82,7 +82,7 @@ class EdgeExport:
         for name, array in relation.features.items():
             made.append(self._array_stage(name, array, partial(_rows_of, array)))
         for name, array in relation.splits.items():
-            stem = self._names.edge_split(self._ends, name)
+            stem = self._names("split", self._ends, name)
             cost = Cost(array.num_rows * array.row_bytes, written_bytes(array))
             made.append(ExportStage(
                 stem, cost, partial(self._write_split, stem, array), arrays=[f"{stem}.npy"]
@@ -90,7 +90,7 @@ class EdgeExport:
         return [*made[:-1], replace(made[-1], spent=[_IDS])] if len(made) > 1 else made
 
     def _array_stage(self, name: str, array: RowArray, pieces: Read) -> ExportStage:
-        stem, size = self._names.edge_rows(self._ends, name), written_bytes(array)
+        stem, size = self._names("rows", self._ends, name), written_bytes(array)
         passing = array.num_rows * (array.row_bytes + 8)
         cost = Cost(array.num_rows * array.row_bytes + passing, size + passing, passing)
         body = partial(self._write_array, stem, array, pieces)

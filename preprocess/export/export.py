@@ -40,9 +40,10 @@ from preprocess.sources.plain_names import (
     MAIN,
     META,
     SCHEMA,
-    OneType,
     PlainNames,
-    SeveralTypes,
+    csr_stem,
+    one_type,
+    several_types,
 )
 from preprocess.sources.source import NODE, RELATION
 from preprocess.stages.rows import Emit, place_rows
@@ -95,7 +96,7 @@ class _Export:
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest, self._plain = manifest, is_plain(manifest)
-        self._names: PlainNames = OneType() if self._plain else SeveralTypes()
+        self._names: PlainNames = one_type if self._plain else several_types
         listed = [r for r in manifest.relations if not r.reverse_of]
         self._edges = {(r.src, r.name, r.dst): EdgeExport(r, self._names) for r in listed}
 
@@ -112,16 +113,16 @@ class _Export:
         names = self._names
         for name, array in t.features.items():
             if array.source == "csr" and len(array.row_shape) == 1:
-                stem = partial(names.csr, t.name, name)
+                stem = partial(csr_stem, names, t.name, name)
                 files = [f"{stem(CSR)}.json", *(f"{stem(part)}.npy" for part in CSR_PARTS)]
                 body = partial(self._write_csr, t, array, stem)
                 yield ExportStage(stem(CSR), self._cost(array), body, arrays=files)
             else:
-                yield self._placed(t, names.features(t.name, name), array)
+                yield self._placed(t, names("rows", t.name, name), array)
         if t.label is not None:
-            yield self._placed(t, names.label(t.name), t.label)
+            yield self._placed(t, names("label", t.name, ""), t.label)
         for name, array in t.splits.items():
-            stem_of = names.split(t.name, name)
+            stem_of = names("split", t.name, name)
             cost = Cost(array.num_rows * array.row_bytes, written_bytes(array))
             copy = partial(copy_rows, stem_of, array)
             yield ExportStage(stem_of, cost, copy, arrays=[f"{stem_of}.npy"])

@@ -12,14 +12,13 @@ from preprocess.sources.plain_names import (
     CSR_PARTS,
     EDGES,
     META,
+    ONLY,
     SCHEMA,
-    OneType,
+    one_type,
     parse_stem,
-    plain_name,
 )
-from preprocess.sources.source import NODE, RELATION, Ends
+from preprocess.sources.source import NODE
 
-_ENDS: Ends = (NODE, RELATION, NODE)
 _SCAN_EDGES = 1 << 18
 
 
@@ -43,28 +42,15 @@ class PlainSource(PlainArrays):
         return f"{EDGES}.npy" if found else None
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, OneType(), f"{EDGES}.npy")
+        super().__init__(folder, one_type, f"{EDGES}.npy")
         for stem in self.stems():
-            parsed = parse_stem(stem)
-            if parsed is not None and parsed[0] != "edges":
-                self._sort_in(stem, *parsed)
+            if (found := parse_stem(stem)) is not None:
+                self.take(stem, *found)
         self._find_sparse()
-        self.open_relation(_ENDS)
+        self.open_relation(ONLY)
         self.open_type(NODE)
         self.num_nodes[NODE] = self._count_nodes()
         self.open_splits(NODE)
-
-    def _sort_in(self, stem: str, kind: str, raw: str) -> None:
-        """Take down what a file is of."""
-        of_edges, kind = kind.startswith("edge_"), kind.removeprefix("edge_")
-        named = self.named(_ENDS if of_edges else NODE, "rows" if kind == "features" else kind)
-        name = plain_name(kind, raw)
-        if name in named:
-            raise BadInput.at(
-                self.path(stem), f"an array {name!r}, which {named[name]}.npy is too",
-                "names that differ", "rename one",
-            )  # fmt: skip
-        named[name] = stem
 
     def _find_sparse(self) -> None:
         """Tell sparse arrays from dense ones: those with a `_csr.json`, or with offsets."""
@@ -75,8 +61,8 @@ class PlainSource(PlainArrays):
         for name in [name for name, stem in dense.items() if stem in parts]:
             del dense[name]
         for raw in raws:
-            name = plain_name("features", raw.removeprefix("node_"))
-            self.named(NODE, "csr")[name] = f"{raw}{tail}.json"
+            if (found := parse_stem(raw)) is not None:
+                self.named(NODE, "csr")[found[2]] = f"{raw}{tail}.json"
 
     def _count_nodes(self) -> int:
         counts: dict[str, int] = {Path(r.where).name: r.num_rows for r in self.node_arrays(NODE)}
@@ -93,7 +79,7 @@ class PlainSource(PlainArrays):
                     meta, f"{counts[META]} nodes", f"{num_nodes}, as {says} has", "correct it"
                 )
         else:
-            pieces = self._edges[_ENDS].pieces(_SCAN_EDGES)
+            pieces = self._edges[ONLY].pieces(_SCAN_EDGES)
             num_nodes = 1 + max((int(ids.max()) for ends in pieces for ids in ends), default=-1)
         if num_nodes <= 0:
             raise BadInput.at(

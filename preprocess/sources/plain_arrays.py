@@ -21,6 +21,7 @@ from preprocess.sources.plain_names import (
     MAIN,
     PlainNames,
     array_order,
+    csr_stem,
     split_order,
 )
 from preprocess.sources.source import Ends, Owner, Source, SourceRows
@@ -54,9 +55,19 @@ class PlainArrays(Source):
         """Name of an array to the name of its file, of a kind: "rows", "csr", "label", "split"."""
         return self._stems.setdefault((owner, kind), {})
 
+    def take(self, stem: str, kind: str, owner: Owner, name: str) -> None:
+        """Note what a file holds.  Raises BadInput: another holds the same."""
+        named = self.named(owner, kind)
+        if name in named:
+            raise BadInput.at(
+                self.path(stem), f"an array {name!r}, which {named[name]}.npy is too",
+                "names that differ", "rename one",
+            )  # fmt: skip
+        named[name] = stem
+
     def open_relation(self, ends: Ends) -> None:
         """Add the edges of a relation, their arrays and their splits."""
-        edges = EdgeArray(self.npy(self._names.edges(ends)))
+        edges = EdgeArray(self.npy(self._names("edges", ends, "")))
         self.add_edges(ends, edges)
         says = f"one an edge of {edges.path.name}"
         for name in array_order(named := self.named(ends, "rows")):
@@ -120,13 +131,13 @@ class PlainArrays(Source):
 
     def _open_csr(self, node_type: str, name: str, shape: tuple[int, int] | None) -> None:
         """Add a sparse array of a type; its shape is in a file of its own if it is not given."""
-        meta = self._folder / f"{self._names.csr(node_type, name, CSR)}.json"
+        meta = self._folder / f"{csr_stem(self._names, node_type, name, CSR)}.json"
         if shape is not None and not meta.exists():
             csr = _Csr(shape)
         else:
             csr = read_description(meta, _Csr, 'the shape, {"shape": [rows, columns], "nnz": n}')
             self.add_files(meta)
-        files = [self.npy(self._names.csr(node_type, name, part)) for part in CSR_PARTS]
+        files = [self.npy(csr_stem(self._names, node_type, name, part)) for part in CSR_PARTS]
         self.add_array(node_type, _CsrRows(name, files, csr, meta))
 
 

@@ -20,14 +20,15 @@ from preprocess.sources.plain_names import (
     LABEL,
     MAIN,
     SCHEMA,
-    SeveralTypes,
     parse_stem,
     parse_stems,
-    plain_name,
+    several_types,
     split_order,
     typed_file,
 )
-from preprocess.sources.source import Ends
+from preprocess.sources.source import NODE, Ends, Owner
+
+_KINDS = {"edge": "rows", "edge_split": "split", "feat": "rows", "label": "label", "split": "split"}
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -52,7 +53,7 @@ class PlainHeteroSource(PlainArrays):
         return f"{SCHEMA} and {first}" if first else None
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, SeveralTypes(), SCHEMA)
+        super().__init__(folder, several_types, SCHEMA)
         self._schema_path = folder / SCHEMA
         self._schema = _read_schema(self._schema_path)
         self.add_files(self._schema_path)
@@ -84,25 +85,20 @@ class PlainHeteroSource(PlainArrays):
                 path, f"{len(raws)} names behind {head}",
                 " or ".join(map(str, FORMS[head])), "see docs/layouts.md, or rename it",
             )  # fmt: skip
-        names = [unquote(r) for r in raws]
-        if head in ("edge", "edge_split"):
-            ends: Ends = (names[0], names[1], names[2])
-            if ends not in listed:
-                raise self._unknown(path, f"relation {'|'.join(ends)}", "relations")
-            if len(names) > 3:
-                self.named(ends, "rows" if head == "edge" else "split")[names[3]] = stem
-            return
-        if names[0] not in self.num_nodes:
-            raise self._unknown(path, f"node type {names[0]!r}", "node_types")
-        kind = "rows" if head == "feat" else head
-        if head == "feat" and raws[-1] in CSR_PARTS and len(raws) > 1:
-            self.named(names[0], "csr")[names[1] if len(raws) > 2 else MAIN] = f"{stem}.npy"
-        elif len(raws) > 2:
+        names, of_edges = [unquote(r) for r in raws], head.startswith("edge")
+        owner: Owner = (names[0], names[1], names[2]) if of_edges else names[0]
+        if owner not in (listed if of_edges else self.num_nodes):
+            found = f"relation {'|'.join(owner)}" if of_edges else f"node type {owner!r}"
+            raise self._unknown(path, found, "relations" if of_edges else "node_types")
+        rest = names[3:] if of_edges else names[1:]
+        if head == "feat" and rest and raws[-1] in CSR_PARTS:
+            self.named(owner, "csr")[rest[0] if len(rest) > 1 else MAIN] = f"{stem}.npy"
+        elif head == "feat" and len(rest) > 1:
             raise BadInput.at(
                 path, f"a part {raws[-1]!r}", f"one of {', '.join(CSR_PARTS)}", "rename it"
             )
-        else:
-            self.named(names[0], kind)[names[1] if len(raws) > 1 else MAIN] = stem
+        elif rest or head != "edge":
+            self.take(stem, _KINDS[head], owner, rest[0] if rest else MAIN)
 
     def _open_target(self) -> None:
         """Labels and splits in which nodes are numbered through the types."""
@@ -126,9 +122,7 @@ class PlainHeteroSource(PlainArrays):
                 )  # fmt: skip
             self.open_label(target, LABEL, first, self.num_nodes[target])
         held = {r.name for r in self.splits(target)}
-        stems = {
-            plain_name(*p): s for s in self.stems() if (p := parse_stem(s)) and p[0] == "split"
-        }
+        stems = {p[2]: s for s in self.stems() if (p := parse_stem(s)) and p[:2] == ("split", NODE)}
         for name in split_order(stems):
             if name in held:
                 raise BadInput.at(

@@ -4,124 +4,92 @@ Names of types, relations and arrays are percent-encoded where they hold what a 
 what would be taken for something else; readers undo that.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 from preprocess.ingest.contents import SPLITS
-from preprocess.sources.source import Ends
+from preprocess.sources.source import NODE, RELATION, Ends, Owner
 
 MAIN = "x"  # the array that is called "feat" on disk
 META, SCHEMA = "meta.json", "schema.json"
 EDGES, LABEL, FEATURES = "edge_index", "node_label", "node_feat"
 CSR = "csr"  # what says the shape of a sparse array
 CSR_PARTS = ("indptr", "indices", "data")
+ONLY: Ends = (NODE, RELATION, NODE)  # the relation of a graph of one type
 _NODE, _EDGE, _IDS, _PAIRS = "node_", "edge_", "_idx", "_edge"
 _BETWEEN = "__"
-FORMS = {  # of `SeveralTypes`: first word of a name -> numbers of names that may follow
+FORMS = {  # of `several_types`: first word of a name -> numbers of names that may follow
     "edge": (3, 4), "edge_split": (4,), "feat": (1, 2, 3), "label": (1,), "split": (2,),
 }  # fmt: skip
 
+# (kind, owner, name of the array) -> name of its file, without ".npy"; kinds are "edges", "rows",
+# "label" and "split"
+PlainNames = Callable[[str, Owner, str], str]
 
-class OneType:
+
+def one_type(kind: str, owner: Owner, name: str) -> str:
     """`node_feat`, `node_<name>`, `edge_<name>`, `<split>_idx`, `<split>_edge`: no types."""
-
-    def edges(self, ends: Ends) -> str:
-        return EDGES
-
-    def edge_rows(self, ends: Ends, name: str) -> str:
-        raw = _quoted(name)
-        return _EDGE + (_changed(raw) if _EDGE + raw == EDGES else raw)
-
-    def edge_split(self, ends: Ends, name: str) -> str:
-        return _unlike(f"{_quoted(name)}{_PAIRS}")
-
-    def features(self, node_type: str, name: str) -> str:
-        return _NODE + self._array(name)
-
-    def csr(self, node_type: str, name: str, part: str) -> str:
-        """A part of a sparse array of the nodes."""
-        return f"{_NODE}{self._array(name)}_{part}"
-
-    def label(self, node_type: str) -> str:
-        return LABEL
-
-    def split(self, node_type: str, name: str) -> str:
-        return _unlike(f"{_quoted(name)}{_IDS}")
-
-    def _array(self, name: str) -> str:
-        if name == MAIN:
-            return FEATURES.removeprefix(_NODE)
-        raw = _quoted(name)
-        taken = _NODE + raw in (FEATURES, LABEL) or raw.rpartition("_")[2] in (CSR, *CSR_PARTS)
-        return _changed(raw) if taken else raw
+    of_edges, raw = owner == ONLY, _quoted(name)
+    if kind in ("edges", "label"):
+        return EDGES if of_edges else LABEL
+    if kind == "split":
+        stem = raw + (_PAIRS if of_edges else _IDS)
+        return _changed(stem) if stem.startswith((_NODE, _EDGE)) else stem  # as arrays do
+    if name == MAIN and not of_edges:
+        return FEATURES
+    head = _EDGE if of_edges else _NODE
+    is_part = not of_edges and raw.rpartition("_")[2] in (CSR, *CSR_PARTS)
+    taken = is_part or head + raw in (EDGES, FEATURES, LABEL)
+    return head + (_changed(raw) if taken else raw)
 
 
-class SeveralTypes:
+def several_types(kind: str, owner: Owner, name: str) -> str:
     """`feat__<type>`, `feat__<type>__<name>`, `edge__<src>__<name>__<dst>`, ..."""
-
-    def edges(self, ends: Ends) -> str:
-        return _joined("edge", *ends)
-
-    def edge_rows(self, ends: Ends, name: str) -> str:
-        return _joined("edge", *ends, name)
-
-    def edge_split(self, ends: Ends, name: str) -> str:
-        return _joined("edge_split", *ends, name)
-
-    def features(self, node_type: str, name: str) -> str:
-        if name == MAIN:
-            return _joined("feat", node_type)
-        stem = _joined("feat", node_type, name)
-        if name in (CSR, *CSR_PARTS):
-            return _joined("feat", node_type, "") + _changed(name)
-        return stem
-
-    def csr(self, node_type: str, name: str, part: str) -> str:
-        """A part of a sparse array of a type."""
-        return f"{self.features(node_type, name)}{_BETWEEN}{part}"
-
-    def label(self, node_type: str) -> str:
-        return _joined("label", node_type)
-
-    def split(self, node_type: str, name: str) -> str:
-        return _joined("split", node_type, name)
+    if isinstance(owner, str):
+        head, names = ("feat" if kind == "rows" else kind), [owner]
+    else:
+        head, names = ("edge_split" if kind == "split" else "edge"), [*owner]
+    parts = [_apart(n) for n in names]
+    if kind in ("rows", "split") and (head, name) != ("feat", MAIN):
+        is_part = head == "feat" and name in (CSR, *CSR_PARTS)
+        parts.append(_changed(name) if is_part else _apart(name))
+    return _BETWEEN.join([head, *parts])
 
 
-PlainNames = OneType | SeveralTypes  # of the files of a layout, without ".npy" or ".json"
+def csr_stem(names: PlainNames, node_type: str, name: str, part: str) -> str:
+    """The name of the file of a part of a sparse array of a type."""
+    between = "_" if names is one_type else _BETWEEN
+    return f"{names('rows', node_type, name)}{between}{part}"
 
 
-def parse_stem(stem: str) -> tuple[str, str] | None:
-    """(kind, name as it stands there) of a file of `OneType`; None for one that is not read.
+def parse_stem(stem: str) -> tuple[str, Owner, str] | None:
+    """(kind, owner, name) of a file of `one_type`; None for the edges, or if it is not read.
 
-    Kinds: "edges", "edge_rows", "edge_split", "features" (parts of sparse ones too), "label",
-    "split".
+    Parts of sparse arrays are "rows" too.
     """
-    if stem in (EDGES, LABEL):
-        return ("edges" if stem == EDGES else "label"), ""
-    for kind, head, tail in (
-        ("features", _NODE, ""), ("edge_rows", _EDGE, ""),
-        ("split", "", _IDS), ("edge_split", "", _PAIRS),
+    if stem == EDGES:
+        return None
+    if stem in (LABEL, FEATURES):
+        return ("label" if stem == LABEL else "rows"), NODE, MAIN
+    for kind, owner, head, tail in (
+        ("rows", NODE, _NODE, ""), ("rows", ONLY, _EDGE, ""),
+        ("split", NODE, "", _IDS), ("split", ONLY, "", _PAIRS),
     ):  # fmt: skip
-        name = stem.removeprefix(head).removesuffix(tail)
-        if name and stem == head + name + tail:
-            return kind, name
+        raw = stem.removeprefix(head).removesuffix(tail)
+        if raw and stem == head + raw + tail:
+            return kind, owner, unquote(raw)
     return None
 
 
 def parse_stems(stem: str) -> tuple[str, list[str]]:
-    """(first word, names with what is encoded) of a file of `SeveralTypes`."""
+    """(first word, names with what is encoded) of a file of `several_types`."""
     head, *names = stem.split(_BETWEEN)
     return head, names
 
 
-def plain_name(kind: str, raw: str) -> str:
-    """The name of an array from that in a file name of `OneType`."""
-    return MAIN if kind == "features" and _NODE + raw == FEATURES else unquote(raw)
-
-
 def typed_file(folder: Path) -> str | None:
-    """The name of a file of `SeveralTypes` in a folder that has a schema, the first one."""
+    """The name of a file of `several_types` in a folder that has a schema, the first one."""
     if not (folder / SCHEMA).is_file():
         return None
     names = sorted(p.name for p in folder.glob(f"*{_BETWEEN}*.npy"))
@@ -148,16 +116,8 @@ def _changed(raw: str) -> str:
     return f"%{ord(raw[0]):02X}{raw[1:]}"
 
 
-def _unlike(stem: str) -> str:
-    """A stem that does not begin as arrays do."""
-    return _changed(stem) if stem.startswith((_NODE, _EDGE)) else stem
-
-
-def _joined(head: str, *names: str) -> str:
-    """Names with two underscores between them, and nowhere else."""
-    parts = []
-    for name in names:
-        raw = _quoted(name).replace(_BETWEEN, "_%5F")
-        raw = raw[:-1] + "%5F" if raw.endswith("_") else raw
-        parts.append("%5F" + raw[1:] if raw.startswith("_") else raw)
-    return _BETWEEN.join([head, *parts])
+def _apart(name: str) -> str:
+    """A name without two underscores, and without one at either end."""
+    raw = _quoted(name).replace(_BETWEEN, "_%5F")
+    raw = raw[:-1] + "%5F" if raw.endswith("_") else raw
+    return "%5F" + raw[1:] if raw.startswith("_") else raw
