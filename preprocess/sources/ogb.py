@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from preprocess.files.tables import Table
 from preprocess.files.torchfile import kind_of, open_tensor, read_torch
 from preprocess.ingest.contents import SPLITS
 from preprocess.sources.arrays import ArrayRows, id_rows
-from preprocess.sources.source import RowStream, Source
+from preprocess.sources.source import Rows, Source
 from preprocess.sources.text import TextIds
 
 # whose edges OGB's master.csv says to add the inverse of, and the names of their archives
@@ -107,37 +108,35 @@ class OgbSource(Source):
             expected = f"types of nodes ({', '.join(types)}) or pairs of one relation (edge)"
             raise BadInput.at(where, f"a dictionary of {keys}", expected, "save it again")
         (ends,) = self._edges
-        for name, fields in ((split, columns), (f"{split}_negative", (_NEGATIVES,))):
+        pairs = {split: columns, f"{split}_negative": (_NEGATIVES,)}
+        for name, fields in pairs.items():
             if set(fields) <= set(value):
                 files = [
                     open_tensor(path, f"{where}{dot}{field}", value[field], "a tensor")
                     for field in fields
                 ]
-                pairs: RowStream = (
-                    id_rows(name, files[0], ((2,),))
-                    if len(files) == 1
-                    else _Columns(name, [id_rows(name, file) for file in files], fields[0])
-                )
-                self.add_split(ends, pairs)
+                if len(files) == 1:
+                    self.add_split(ends, id_rows(name, files[0], ((2,),)))
+                else:
+                    src, dst = (id_rows(name, file) for file in files)
+                    self.add_split(ends, _pairs(name, src, dst, fields[0]))
 
 
-class _Columns:
-    """Pairs of nodes in two lists."""
+def _pairs(name: str, src: ArrayRows, dst: ArrayRows, first: str) -> Rows:
+    """Pairs of nodes in two lists, of which the `first` is called so.  Raises BadInput."""
+    if dst.form.num_rows != src.form.num_rows:
+        raise BadInput.at(
+            dst.form.where, f"{dst.form.num_rows} rows", f"{src.form.num_rows} as in {first}",
+            "save it again",
+        )  # fmt: skip
+    dtype = np.result_type(src.form.dtype, dst.form.dtype)
+    form = src.form._replace(name=name, dtype=dtype, row_shape=(2,))
+    return Rows(form, partial(_stacked, src, dst), src.path)
 
-    def __init__(self, name: str, lists: Sequence[ArrayRows], first: str) -> None:
-        forms = [rows.form for rows in lists]
-        if forms[1].num_rows != forms[0].num_rows:
-            raise BadInput.at(
-                forms[1].where, f"{forms[1].num_rows} rows", f"{forms[0].num_rows} as in {first}",
-                "save it again",
-            )  # fmt: skip
-        dtype = np.result_type(*(form.dtype for form in forms))
-        self.name, self.path, self._lists = name, lists[0].path, lists
-        self.form = forms[0]._replace(dtype=dtype, row_shape=(2,))
 
-    def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        for columns in zip(*(rows.pieces(count) for rows in self._lists), strict=True):
-            yield np.stack(columns, axis=1)
+def _stacked(src: ArrayRows, dst: ArrayRows, count: int) -> Iterator[NDArray[Any]]:
+    for ends in zip(src.pieces(count), dst.pieces(count), strict=True):
+        yield np.stack(ends, axis=1)
 
 
 def read_flags(path: Path, types: Mapping[str, int]) -> list[str]:

@@ -1,6 +1,7 @@
 """What both plain layouts hold: arrays in npy files, dense or sparse, of nodes and of edges."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from preprocess.sources.plain_names import (
     csr_stem,
     split_order,
 )
-from preprocess.sources.source import Ends, Owner, Source, SourceRows
+from preprocess.sources.source import Ends, Owner, Rows, Source, SourceRows
 
 
 class _Csr(msgspec.Struct):
@@ -183,25 +184,26 @@ class _CsrRows:
             yield dense
 
 
-class ShiftedIds:
-    """A split whose ids count through all types.  Raises BadInput."""
+def shifted_ids(name: str, file: NpyFile, first: int, num_nodes: int) -> Rows:
+    """A split of a type with `num_nodes`, whose ids count through all types, its own from `first`.
 
-    def __init__(self, name: str, file: NpyFile, first: int, num_nodes: int) -> None:
-        """`first`: of these, that of the type's first node; it has `num_nodes`."""
-        self._ids, self._first, self._num_nodes = id_rows(name, file), first, num_nodes
-        self.name, self.path = name, file.path
-        self.form = self._ids.form._replace(dtype=np.dtype(np.int64))
+    Raises BadInput.
+    """
+    ids = id_rows(name, file)
+    form = ids.form._replace(dtype=np.dtype(np.int64))
+    return Rows(form, partial(_shifted, ids, first, num_nodes), file.path)
 
-    def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        done = 0
-        for piece in self._ids.pieces(count):
-            ids = piece.astype(np.int64) - self._first
-            bad = int(first_outside(ids, self._num_nodes))
-            if bad >= 0:
-                raise BadInput.at(
-                    f"{self.path}[{done + bad}]", f"node id {piece[bad]}",
-                    f"{self._first} to {self._first + self._num_nodes - 1}",
-                    "ids count through the types: correct the split",
-                )  # fmt: skip
-            yield ids
-            done += ids.size
+
+def _shifted(ids: ArrayRows, first: int, num_nodes: int, count: int) -> Iterator[NDArray[Any]]:
+    done = 0
+    for piece in ids.pieces(count):
+        shifted = piece.astype(np.int64) - first
+        bad = int(first_outside(shifted, num_nodes))
+        if bad >= 0:
+            raise BadInput.at(
+                f"{ids.path}[{done + bad}]", f"node id {piece[bad]}",
+                f"{first} to {first + num_nodes - 1}",
+                "ids count through the types: correct the split",
+            )  # fmt: skip
+        yield shifted
+        done += shifted.size

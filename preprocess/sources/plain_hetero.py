@@ -13,7 +13,7 @@ import msgspec
 
 from preprocess.errors import BadInput
 from preprocess.sources.description import read_description
-from preprocess.sources.plain_arrays import PlainArrays, ShiftedIds
+from preprocess.sources.plain_arrays import PlainArrays, shifted_ids
 from preprocess.sources.plain_names import (
     CSR_PARTS,
     FORMS,
@@ -130,7 +130,7 @@ class PlainHeteroSource(PlainArrays):
                     "one of them", "remove one",
                 )  # fmt: skip
             file = self.npy(stems[name])
-            self.add_split(target, ShiftedIds(name, file, first, self.num_nodes[target]))
+            self.add_split(target, shifted_ids(name, file, first, self.num_nodes[target]))
 
     def _first(self, target: str) -> int:
         """Number of the first node of a type, counted through the types."""

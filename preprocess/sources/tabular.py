@@ -26,7 +26,7 @@ from preprocess.sources.columns import (
 )
 from preprocess.sources.columns import Splits as SplitColumns
 from preprocess.sources.nodeids import INTEGERS, TEXTS, NodeIds
-from preprocess.sources.source import EdgePieces, Owner, Source, SourceRows
+from preprocess.sources.source import EdgePieces, Owner, Rows, Source, SourceRows
 
 KEY = "key"  # the array of a type that holds its owner's integer ids
 _INT64 = np.dtype(np.int64)
@@ -73,10 +73,14 @@ class TabularSource(Source):
         self._splits.clear()
         self._ids.prepare(preparation)
         for node in self._node_tables:
-            held = self._arrays.get(node.name, [])
-            if self._ids.kind(node.name) == INTEGERS and _KeyRows not in map(type, held):
-                num_nodes = self.num_nodes[node.name]
-                self.add_array(node.name, _KeyRows(self._ids, node, num_nodes, self.where))
+            held = self._arrays.get(node.name, [])  # with the keys, if it was prepared before
+            if self._ids.kind(node.name) == INTEGERS and Rows not in map(type, held):
+                where = node.tables.where if node.tables is not None else self.where
+                form = SourceRows(
+                    KEY, _INT64, (), self.num_nodes[node.name], "dense",
+                    f"{where}: ids of {node.name}",
+                )  # fmt: skip
+                self.add_array(node.name, Rows(form, partial(_integers, self._ids, node.name)))
         for name, (owner, tables, splits) in self._split_columns.items():
             files = {split: f"splits-{name}-{split}" for split in SPLITS}
             facts = preparation.record(
@@ -169,22 +173,12 @@ class _RowEdges:
         return f"{self._edge.tables.place(row)}: column {self._edge.ends[end][1]!r}"
 
 
-class _KeyRows:
-    """The integers that the owner of a type calls its nodes."""
-
-    name, path = KEY, None
-
-    def __init__(self, ids: NodeIds, node: NodeTables, num_nodes: int, described: str) -> None:
-        where = node.tables.where if node.tables is not None else described
-        self._ids, self._type = ids, node.name
-        self.form = SourceRows(KEY, _INT64, (), num_nodes, "dense", f"{where}: ids of {node.name}")
-
-    def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Ids in order, at most `count` at a time."""
-        for keys in self._ids.keys(self._type):
-            values = keys.data.view(np.int64)
-            for first in range(0, values.size, count):
-                yield values[first : first + count]
+def _integers(ids: NodeIds, node_type: str, count: int) -> Iterator[NDArray[Any]]:
+    """What the owner calls the nodes of a type, at most `count` at a time."""
+    for keys in ids.keys(node_type):
+        values = keys.data.view(np.int64)
+        for first in range(0, values.size, count):
+            yield values[first : first + count]
 
 
 def key_file(node_type: str) -> str:
