@@ -93,31 +93,29 @@ class Buckets:
     def __len__(self) -> int:
         return self._filled.size
 
-    def append_grouped(self, starts: NDArray[np.int64], parts: list[NDArray[Any]]) -> None:
-        """Records of all buckets, those of bucket b at [starts[b], starts[b + 1]); flat arrays."""
+    def append_grouped(
+        self,
+        starts: NDArray[np.int64],
+        parts: list[NDArray[Any]],
+        order: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Records [starts[b], starts[b + 1]) of the parts to bucket b, for all buckets.
+
+        order   records of the parts, of which these are taken; None: all as they stand
+        """
         for b in np.flatnonzero(np.diff(starts)).tolist():
             low, high = int(starts[b]), int(starts[b + 1])
             at = self._advance(b, high - low)
             for number, (part, (_, width)) in enumerate(zip(parts, self._parts, strict=True)):
-                values = part[low * width : high * width]
+                rows = part.reshape(-1, width)
+                chosen = None if order is None else order[low:high]
                 if self._file is None:
-                    self._held[number][at * width : (at + high - low) * width] = values
+                    held = self._held[number][at * width : (at + high - low) * width]
+                    some = rows[low:high] if chosen is None else rows[chosen]
+                    held[:] = some.reshape(-1)
                 else:
-                    self._file.append(b, number, values)
-
-    def append_chosen(
-        self, starts: NDArray[np.int64], order: NDArray[np.int64], parts: list[NDArray[Any]]
-    ) -> None:
-        """Records order[starts[b] : starts[b + 1]] of the parts, a row each, to bucket b."""
-        for b in np.flatnonzero(np.diff(starts)).tolist():
-            chosen = order[int(starts[b]) : int(starts[b + 1])]
-            at = self._advance(b, chosen.size)
-            for number, (part, (_, width)) in enumerate(zip(parts, self._parts, strict=True)):
-                if self._file is None:
-                    held = self._held[number][at * width : (at + chosen.size) * width]
-                    held[:] = part[chosen].reshape(-1)
-                else:
-                    self._file.append_chosen(b, number, part, chosen)
+                    rows = rows[low:high] if chosen is None else rows
+                    self._file.append(b, number, rows, chosen)
 
     def _advance(self, bucket: int, count: int) -> int:
         """Where the next records of a bucket go."""
@@ -229,37 +227,28 @@ class _RegionFile:
         self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="bucket")
         self._pending: deque[tuple[Future[None], NDArray[np.uint8]]] = deque()
 
-    def append(self, bucket: int, part: int, values: NDArray[Any]) -> None:
-        raw = values.view(np.uint8)
-        region = self._regions[bucket * self._num_parts + part]
-        if self._buffer_bytes <= 0:
-            write_exact(self._fd, byte_view(raw), region.offset, str(self._path))
-            region.offset += raw.size
-            return
-        done = 0
-        while done < raw.size:
-            buffer = self._buffer_of(region)
-            count = min(raw.size - done, buffer.size - region.waiting)
-            buffer[region.waiting : region.waiting + count] = raw[done : done + count]
-            region.waiting += count
-            done += count
-            self._flush_full(region)
-
-    def append_chosen(
-        self, bucket: int, part: int, rows: NDArray[Any], chosen: NDArray[np.int64]
+    def append(
+        self, bucket: int, part: int, rows: NDArray[Any], chosen: NDArray[np.int64] | None
     ) -> None:
-        if self._buffer_bytes <= 0:
-            self.append(bucket, part, rows[chosen].reshape(-1))
-            return
-        width = self._widths[part]
+        """Rows (n, items), or the `chosen` ones of them, in order."""
         region = self._regions[bucket * self._num_parts + part]
-        done = 0
-        while done < chosen.size:
-            buffer = self._buffer_of(region)
-            count = min(chosen.size - done, (buffer.size - region.waiting) // width)
-            out = buffer[region.waiting : region.waiting + count * width].view(rows.dtype)
-            some = chosen[done : done + count]
-            np.take(rows, some, 0, out=out.reshape(count, *rows.shape[1:]), mode="clip")
+        if self._buffer_bytes <= 0:
+            raw = byte_view(np.ascontiguousarray(rows if chosen is None else rows[chosen]))
+            write_exact(self._fd, raw, region.offset, str(self._path))
+            region.offset += len(raw)
+            return
+        width, done = self._widths[part], 0
+        total = rows.shape[0] if chosen is None else chosen.size
+        while done < total:
+            if region.buffer is None:
+                region.buffer = self._next_buffer()
+            count = min(total - done, (region.buffer.size - region.waiting) // width)
+            out = region.buffer[region.waiting : region.waiting + count * width]
+            out = out.view(rows.dtype).reshape(count, rows.shape[1])
+            if chosen is None:
+                out[:] = rows[done : done + count]
+            else:
+                np.take(rows, chosen[done : done + count], 0, out=out, mode="clip")
             region.waiting += count * width
             done += count
             self._flush_full(region)
@@ -319,11 +308,6 @@ class _RegionFile:
                 self._path.rename(self._spare)
             else:
                 remove_file(self._path)
-
-    def _buffer_of(self, region: _Region) -> NDArray[np.uint8]:
-        if region.buffer is None:
-            region.buffer = self._next_buffer()
-        return region.buffer
 
     def _next_buffer(self) -> NDArray[np.uint8]:
         while not self._free and self._made == len(self._regions) + _IN_FLIGHT:

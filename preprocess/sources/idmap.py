@@ -51,17 +51,10 @@ class KeyColumn(NamedTuple):
     ids: Path  # file that gets the ids, unless the column is the one that defines
 
 
-class IdFile(NamedTuple):
-    """Ids of a column, one a row."""
-
-    num_rows: int
-    dtype: np.dtype[Any]  # uint32, or uint64 where there are more nodes than that
-
-
 class KeyMap(NamedTuple):
     num_keys: int
-    defined: int  # rows of the column that defines, 0 where there is none
-    columns: tuple[IdFile, ...]  # of those that refer
+    dtype: np.dtype[Any]  # of ids: uint32, or uint64 where there are more nodes than that
+    rows: tuple[int, ...]  # of each column that refers
 
 
 class KeyTwice(BadInput):
@@ -115,8 +108,7 @@ def map_keys(
             for path in folder.glob("keymap-*"):
                 path.unlink()
         rows = passes.rows[len(columns) - len(referring) :]
-        files = tuple(IdFile(count, dtype) for count in rows)
-        return KeyMap(passes.num_keys, passes.rows[0] if defined is not None else 0, files)
+        return KeyMap(passes.num_keys, dtype, tuple(rows))
     raise AssertionError("more keys than uint64 can count")
 
 

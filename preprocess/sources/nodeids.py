@@ -21,9 +21,8 @@ from preprocess.sources.source import EdgePieces
 ROW, SAME, INTEGERS, TEXTS = "row", "same", "integer", "text"  # what the ids of a type are
 _ENDS = ("src", "dst")
 
-_Column = tuple[
-    TableSequence, str, str
-]  # tables, column, and the file of ids of an end of an edge table
+# of an end of an edge table: tables, column, and the file of its ids
+_Column = tuple[TableSequence, str, str]
 
 
 class NodeIds:
@@ -72,32 +71,28 @@ class NodeIds:
     def num_edges(self, number: int) -> int:
         """Of an edge table: as many as a column has that was mapped, else text is parsed once."""
         if number not in self._counts:
-            tables = self._edges[number].tables
-            mapped = [self._dtype_and_rows(number, end)[1] for end in (0, 1)]
-            counted = next((rows for rows in mapped if rows is not None), None)
-            self._counts[number] = tables.num_rows() if counted is None else counted
+            mapped = self._mapped(number, 0) or self._mapped(number, 1)
+            num_rows = mapped[0] if mapped else self._edges[number].tables.num_rows()
+            self._counts[number] = num_rows
         return self._counts[number]
 
     def ends(self, number: int, count: int) -> EdgePieces:
         """(src, dst) of an edge table, in order; those that are not mapped are not checked."""
-        edge = self._edges[number]
-        dtypes = [self._dtype_and_rows(number, end)[0] for end in (0, 1)]
-        mapped = [_Mapped(self._folder / _file(number, end)) for end in (0, 1)]
-        raw = {key: INTEGER for d, (_, key) in zip(dtypes, edge.ends, strict=True) if d is None}
-        num_edges = self.num_edges(number)
+        edge, mapped = self._edges[number], [self._mapped(number, end) for end in (0, 1)]
+        raw = {key: INTEGER for m, (_, key) in zip(mapped, edge.ends, strict=True) if m is None}
+        num_edges, row = self.num_edges(number), 0
         sizes = (min(count, num_edges - first) for first in range(0, num_edges, count))
-        pieces: Iterator[list[NDArray[Any]]] = (
-            edge.tables.arrays(raw, count)
+        pieces: Iterator[tuple[int, dict[str, NDArray[Any]]]] = (
+            ((a[0].size, dict(zip(raw, a, strict=True))) for a in edge.tables.arrays(raw, count))
             if raw
-            else ([np.empty(size, np.uint8)] for size in sizes)
+            else ((size, {}) for size in sizes)
         )
-        row = 0
-        for arrays in pieces:
-            size, read = arrays[0].size, dict(zip(raw, arrays, strict=False))
+        for size, read in pieces:
             src, dst = (
-                read[key] if dtype is None else mapped[end].read(row, size, dtype)
-                for end, (dtype, (_, key)) in enumerate(zip(dtypes, edge.ends, strict=True))
-            )
+                read[edge.ends[end][1]] if m is None
+                else self._ids(_file(number, end), m[1], row, size)
+                for end, m in enumerate(mapped)
+            )  # fmt: skip
             yield src, dst
             row += size
 
@@ -110,10 +105,9 @@ class NodeIds:
             return
         known = 0
         for tables, key, file in self._columns(node_type):
-            row, mapped = 0, _Mapped(self._folder / file)
-            dtype = self._facts[node_type]["columns"][file][1]
+            row, dtype = 0, self._facts[node_type]["columns"][file][1]
             for keys in _key_pieces(tables, key, kind)():
-                ids = mapped.read(row, len(keys), dtype).astype(np.int64)
+                ids = self._ids(file, dtype, row, len(keys)).astype(np.int64)
                 row += len(keys)
                 # new ones come in order: an id above all before it is at its first place
                 most = np.maximum.accumulate(np.concatenate([[known - 1], ids]))
@@ -121,13 +115,16 @@ class NodeIds:
                 known = int(most[-1]) + 1
                 yield pick(keys, new)
 
-    def _dtype_and_rows(self, number: int, end: int) -> tuple[str | None, int | None]:
-        """Of the ids of an end of an edge table; None where they are not mapped."""
-        node_type, _ = self._edges[number].ends[end]
-        rows, dtype = (
-            self._facts.get(node_type, {}).get("columns", {}).get(_file(number, end), (None, None))
-        )
-        return dtype, rows
+    def _mapped(self, number: int, end: int) -> tuple[int, str] | None:
+        """(rows, dtype) of the ids of an end of an edge table; None where they are not mapped."""
+        facts = self._facts.get(self._edges[number].ends[end][0], {})
+        found = facts.get("columns", {}).get(_file(number, end))
+        return None if found is None else (found[0], found[1])
+
+    def _ids(self, file: str, dtype: str, row: int, count: int) -> NDArray[Any]:
+        """Ids of a mapped column from a row on."""
+        with ArrayFile(self._folder / file, dtype) as held:
+            return held.read(row, count)
 
     def _columns(self, node_type: str) -> list[_Column]:
         """All ends of a type, in order."""
@@ -186,27 +183,10 @@ class NodeIds:
             "kind": kind,
             "nodes": found.num_keys,
             "columns": {
-                file: [ids.num_rows, ids.dtype.name]
-                for (_, _, file), ids in zip(columns, found.columns, strict=True)
+                file: [num_rows, found.dtype.name]
+                for (_, _, file), num_rows in zip(columns, found.rows, strict=True)
             },
         }
-
-
-class _Mapped:
-    """Ids of a mapped column, read in order."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._out = np.empty(0, np.uint32)
-
-    def read(self, row: int, count: int, dtype: str) -> NDArray[Any]:
-        """Ids of rows [row, row + count); the array is reused."""
-        if self._out.size < count or self._out.dtype != dtype:
-            self._out = np.empty(count, dtype)
-        out = self._out[:count]
-        with ArrayFile(self._path, dtype) as file:
-            file.read_into(row, out)
-        return out
 
 
 def _file(number: int, end: int) -> str:

@@ -160,7 +160,7 @@ def _fill(
             group_places(ids[listed], per_bucket, starts, order)
             local = (ids % ids.dtype.type(per_bucket)).astype(_LOCAL)
             rows = [v.astype(p.dtype, copy=False) for v, p in zip(values, parts, strict=True)]
-            buckets.append_chosen(starts, listed[order], [local, *rows])
+            buckets.append_grouped(starts, [local, *rows], listed[order])
             kept += listed.size
             stage.advance(ids.size)
     buckets.finish()

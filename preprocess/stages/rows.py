@@ -262,7 +262,7 @@ def fill_row_buckets(
     for piece, places in placed:
         order = np.empty(places.size, np.int64)
         group_places(places, per_bucket, starts, order)
-        buckets.append_chosen(starts, order, [piece, places])
+        buckets.append_grouped(starts, [piece, places], order)
         advance(piece.nbytes)
     buckets.finish()
 

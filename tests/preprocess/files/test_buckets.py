@@ -38,7 +38,7 @@ def test_buckets_give_back_what_they_were_given(
             order = np.argsort(number, kind="stable")
             starts = np.concatenate([[0], np.cumsum(np.bincount(number, minlength=5))])
             if chosen:
-                held.append_chosen(starts, order, [keys, rows])
+                held.append_grouped(starts, [keys, rows], order)
             else:
                 held.append_grouped(starts, [keys[order], rows[order].reshape(-1)])
             for b in range(5):

@@ -42,11 +42,8 @@ def run(
     done = []
     found = map_keys(first, others, folder, table_bytes, bytes.decode, done.append)
     assert sum(done) == len(defined or []) + sum(map(len, referring))
-    ids = [
-        np.fromfile(o.ids, file.dtype).tolist()
-        for o, file in zip(others, found.columns, strict=True)
-    ]
-    assert [file.num_rows for file in found.columns] == [len(keys) for keys in referring]
+    ids = [np.fromfile(o.ids, found.dtype).tolist() for o in others]
+    assert found.rows == tuple(len(keys) for keys in referring)
     assert {p.name for p in folder.iterdir()} == {o.ids.name for o in others}
     return found, ids
 
@@ -69,7 +66,7 @@ def test_keys_that_nodes_define(tmp_path_factory, nodes, data, sizes):
     referring = [data.draw(rows) for _ in range(data.draw(st.integers(0, 3)))]
     number = {key: i for i, key in enumerate(nodes)}
     found, ids = run(folder, nodes, referring, sizes)
-    assert (found.num_keys, found.defined) == (len(nodes), len(nodes))
+    assert found.num_keys == len(nodes)
     assert ids == [[number[key] for key in keys] for keys in referring]
 
 
@@ -82,7 +79,7 @@ def test_keys_by_first_appearance(tmp_path_factory, referring, sizes):
     for key in (key for keys in referring for key in keys):
         number.setdefault(key, len(number))
     found, ids = run(tmp_path_factory.mktemp("map"), None, referring, sizes)
-    assert (found.num_keys, found.defined) == (len(number), 0)
+    assert found.num_keys == len(number)
     assert ids == [[number[key] for key in keys] for keys in referring]
 
 
@@ -144,7 +141,7 @@ def test_ids_become_wider_where_uint32_does_not_hold_them(
         column = key_column(nodes[::-1], tmp_path / "edges")
         first = key_column(nodes, tmp_path / "nodes")
         found = map_keys(first, [column], tmp_path, sizes, bytes.decode, done.append)
-        assert found.columns[0].dtype == dtype
+        assert found.dtype == dtype
         assert np.fromfile(column.ids, dtype).tolist() == list(range(100))[::-1]
 
 
