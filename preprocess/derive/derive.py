@@ -21,7 +21,6 @@ from blockstore.errors import CorruptBlock
 from blockstore.extend import StoreExtender
 from blockstore.format import Manifest, RowArray
 from blockstore.store import Store, open_store, read_rows
-from blockstore.units import format_bytes
 from preprocess.derive.plan import (
     Derivation,
     DerivePlan,
@@ -74,9 +73,7 @@ class DeriveResult(Ran):
             f"zeros       {self.without_neighbors:,} of {target.num_nodes:,} {target.name} nodes "
             "have no neighbor",
             f"took        {self.elapsed_s:.1f} s, {self.plan.num_slices} slices of "
-            f"{self.plan.width} columns; {format_bytes(self.read_bytes)} read, "
-            f"{format_bytes(self.written_bytes)} written, at most "
-            f"{format_bytes(self.peak_bytes)} of memory",
+            f"{self.plan.width} columns; {self.moved}",
         ]
         if self.quantization is not None:
             lost = self.quantization
@@ -98,16 +95,18 @@ def derive(
     stay beside the store, and the same call goes on after them.
     """
     path = path.resolve()
-    manifest = open_store(path).manifest
-    plan = plan_derivation(manifest, resolve(manifest, derivation, str(path)), mem_bytes)
-    with StoreExtender(path, plan.buffer) as extender:
-        manifest = extender.store.manifest  # now that it is locked
+
+    def stages_for(manifest: Manifest) -> DeriveStages:
         resolved = resolve(manifest, derivation, str(path))
         plan = plan_derivation(manifest, resolved, mem_bytes)
-        made = DeriveStages(manifest, resolved, plan, derivation.op)
+        return DeriveStages(manifest, resolved, plan, derivation.op)
+
+    with StoreExtender(path, stages_for(open_store(path).manifest).plan.buffer) as extender:
+        made = stages_for(extender.store.manifest)  # now that it is locked
+        resolved, plan = made.resolved, made.plan
         facts = {
-            "derive": _PIPELINE, "store": manifest.fingerprint, "asked": asdict(derivation),
-            "width": plan.width,
+            "derive": _PIPELINE, "store": extender.store.manifest.fingerprint,
+            "asked": asdict(derivation), "width": plan.width,
         }  # fmt: skip
         folder = path.with_name(f"{path.name}.derive")
         stages = made.stages()
@@ -119,7 +118,9 @@ def derive(
             run = DeriveRun(work, progress, extender, pool, threads)
             run.execute(stages[:1])
             counted = run.facts(made.name("edges"))
-            plan_derivation(manifest, resolved, mem_bytes, counted["longest"])  # it may refuse
+            plan_derivation(  # it may refuse
+                extender.store.manifest, resolved, mem_bytes, counted["longest"]
+            )
             run.execute(stages[1:])
             return DeriveResult(
                 run.manifest, resolved, plan, counted["without"], run.quantization, run.results
@@ -147,15 +148,15 @@ class DeriveStages:
     def __init__(
         self, manifest: Manifest, resolved: ResolvedDerivation, plan: DerivePlan, op: str
     ) -> None:
-        self._manifest, self._resolved, self._plan, self._op = manifest, resolved, plan, op
+        self._manifest, self.resolved, self.plan, self._op = manifest, resolved, plan, op
         self._feature, self._items = resolved.feature, resolved.feature.row_items
         self._one = plan.num_slices == 1  # sums of all columns are in memory
 
     def name(self, stage: str) -> str:
-        return f"{self._resolved.array.path}: {stage}"
+        return f"{self.resolved.array.path}: {stage}"
 
     def stages(self) -> list[Stage[DeriveRun]]:
-        resolved, block = self._resolved, self._manifest.block_bytes
+        resolved, block = self.resolved, self._manifest.block_bytes
         target, edges = resolved.target.num_nodes, resolved.relation.num_edges
         graph, rows = resolved.relation.num_blocks * block, row_disk_bytes(self._feature, block)
         counts = {_COUNTS: 4 * target}
@@ -168,7 +169,7 @@ class DeriveStages:
             item = np.dtype(resolved.origin_dtype).itemsize
             files = {_ORIGINS: item * edges, _TARGETS: resolved.widths.column_bytes * edges}
             listed = sum(files.values())
-            passing = 8 * edges if 8 * edges > self._plan.sort_bytes // 2 else 0
+            passing = 8 * edges if 8 * edges > self.plan.sort_bytes // 2 else 0
             cost = Cost(graph + passing, listed + passing, passing)
             made.append(Stage(self.name("sorted"), cost, self._sort, files, [_BY_ORIGIN]))
         if not self._one:
@@ -176,34 +177,34 @@ class DeriveStages:
         copying = 0
         if resolved.copies is not None:
             copies = resolved.copies
-            copying = scatter_bytes(copies.num_rows, copies.row_bytes, 4, self._plan.share)
+            copying = scatter_bytes(copies.num_rows, copies.row_bytes, 4, self.plan.share)
         read = rows + listed if self._one else 4 * target * self._items
-        cost = Cost(read + copying, self._plan.array_bytes + copying, copying)
+        cost = Cost(read + copying, self.plan.array_bytes + copying, copying)
         return [*made, Stage(resolved.array.path, cost, self._commit, ends=True)]
 
     def _slice_stages(self, rows: int, listed: int) -> list[Stage[DeriveRun]]:
         """Columns to files, a slice each; then the sums of each slice."""
-        plan, origins = self._plan, self._resolved.origin.num_nodes
+        plan, origins = self.plan, self.resolved.origin.num_nodes
         files = {f"x.{i}": 4 * origins * plan.width for i in range(plan.num_slices)}
         cost = Cost(rows, sum(files.values()))
         made = [Stage(self.name("columns"), cost, self._cut, files)]
         for i in range(plan.num_slices):
-            size = 4 * self._resolved.target.num_nodes * plan.columns(i, self._items)
+            size = 4 * self.resolved.target.num_nodes * plan.columns(i, self._items)
             cost = Cost(files[f"x.{i}"] + listed, size)
             body = partial(self._write_sums, i)
             made.append(Stage(self._slice(i), cost, body, {f"sums.{i}": size}, [f"x.{i}"]))
         return made
 
     def _slice(self, number: int) -> str:
-        return self.name(f"slice {number + 1} of {self._plan.num_slices}")
+        return self.name(f"slice {number + 1} of {self.plan.num_slices}")
 
     def _count(self, run: DeriveRun) -> Facts:
         """Neighbors of each target; of each origin too if edges must be sorted."""
-        target, origin, relation, outward = self._resolved[:4]
+        target, origin, relation, outward = self.resolved[:4]
         counts = np.zeros(target.num_nodes, np.uint32)
         by_origin = np.zeros(0 if outward else origin.num_nodes, np.uint32)
         with run.progress.stage("count edges", relation.num_edges, "edges") as stage:
-            for edges in stored_edges(run.store, relation, self._plan.piece_edges):
+            for edges in stored_edges(run.store, relation, self.plan.piece_edges):
                 targets, origins = edges if not outward else edges[::-1]
                 self._check(run.store, targets, target.first, target.num_nodes)
                 self._check(run.store, origins, origin.first, origin.num_nodes)
@@ -221,63 +222,61 @@ class DeriveStages:
         """Kernels index by ids unchecked.  Raises CorruptBlock: one is out of range."""
         if ids.size and not first <= int(ids.min()) <= int(ids.max()) < first + num_nodes:
             raise CorruptBlock(
-                f"{store.path / self._resolved.relation.path}: ids {ids.min()} to "
+                f"{store.path / self.resolved.relation.path}: ids {ids.min()} to "
                 f"{ids.max()}, expected {first} to {first + num_nodes - 1}; ingest again"
             )
 
     def _sort(self, run: DeriveRun) -> None:
-        plan, widths = self._plan, self._resolved.widths
+        plan, widths = self.plan, self.resolved.widths
         by_origin = load_array(run.path(_BY_ORIGIN), np.uint32)
-        for name in (_ORIGINS, _TARGETS):
-            run.path(name).unlink(missing_ok=True)
         made = sorted_columns(
             self._records(run.store), by_origin, widths, False, plan.sort_bytes, run.folder,
             run.progress,
         )  # fmt: skip
         with (
             closing(made),
-            ArrayFile(run.path(_ORIGINS), self._resolved.origin_dtype) as origins,
+            ArrayFile(run.path(_ORIGINS), self.resolved.origin_dtype) as origins,
             ArrayFile(run.path(_TARGETS), widths.node) as targets,
         ):
             for columns in made:
                 for piece in _pieces(columns, plan.piece_edges):
-                    origins.append(piece[0].astype(self._resolved.origin_dtype))
+                    origins.append(piece[0].astype(self.resolved.origin_dtype))
                     targets.append(piece[1])
 
     def _records(self, store: Store) -> Iterator[Records]:
         """Edges as columns of origins: what sorts them."""
-        target, origin, relation = self._resolved[:3]
+        target, origin, relation = self.resolved[:3]
         none = np.empty(0, np.int64)
-        for targets, sources in stored_edges(store, relation, self._plan.piece_edges):
+        for targets, sources in stored_edges(store, relation, self.plan.piece_edges):
             dst, src = sources.astype(np.int64), targets.astype(np.int64)
             yield Records(dst - origin.first, src - target.first, none)
 
     def _edges(self, run: DeriveRun) -> Edges:
         """All edges, by origin: as they lie, or as they were sorted."""
-        target, origin, relation, outward = self._resolved[:4]
-        most = self._plan.piece_edges
+        target, origin, relation, outward = self.resolved[:4]
+        most = self.plan.piece_edges
         if outward:
             for dst, src in stored_edges(run.store, relation, most):
                 origins = dst - dst.dtype.type(origin.first)
-                origins = origins.astype(self._resolved.origin_dtype, copy=False)
+                origins = origins.astype(self.resolved.origin_dtype, copy=False)
                 yield origins, src - src.dtype.type(target.first)
             return
         with (
-            ArrayFile(run.path(_ORIGINS), self._resolved.origin_dtype) as by_origin,
-            ArrayFile(run.path(_TARGETS), self._resolved.widths.node) as targets,
+            ArrayFile(run.path(_ORIGINS), self.resolved.origin_dtype) as by_origin,
+            ArrayFile(run.path(_TARGETS), self.resolved.widths.node) as targets,
         ):
             for first in range(0, targets.size, most):
                 count = min(most, targets.size - first)
                 yield by_origin.read(first, count), targets.read(first, count)
 
     def _cut(self, run: DeriveRun) -> None:
-        plan = self._plan
+        plan = self.plan
         files = [run.path(f"x.{i}") for i in range(plan.num_slices)]
         cut_columns(run.store, self._feature, Cut(files, plan.width), plan.scan_bytes, run.progress)
 
     def _rows(self, run: DeriveRun, number: int) -> Generator[NDArray[np.float32]]:
         """Rows of the origin in order: columns of a slice, or all of them."""
-        plan = self._plan
+        plan = self.plan
         if self._one:
             return floats_ahead(run.store, self._feature, plan.scan_bytes, plan.lanes)
 
@@ -291,7 +290,8 @@ class DeriveStages:
 
     def _sums(self, run: DeriveRun, number: int) -> NDArray[np.float32]:
         """The rows of all targets, of a slice; float32 (targets, width)."""
-        plan, first = self._plan, 0
+        plan, first = self.plan, 0
+        none: tuple[NDArray[Any], NDArray[Any]] = (np.empty(0), np.empty(0))
         counts = load_array(run.path(_COUNTS), np.uint32)
         sums = np.empty((counts.size, plan.width), np.float32)
         value = -np.inf if self._op == "max" else 0
@@ -302,11 +302,15 @@ class DeriveStages:
             closing(read_ahead(self._edges(run))) as edges,
             closing(self._rows(run, number)) as all_rows,
         ):
-            cursor = _Cursor(edges)
+            origins, targets = next(edges, none)
             for rows in all_rows:
                 stop = first + rows.shape[0]
-                for origins, targets in cursor.until(stop, plan.piece_edges):
-                    self._add(run, rows, first, origins, targets, sums)
+                while origins.size and origins[0] < stop:
+                    count = int(np.searchsorted(origins, origins.dtype.type(stop)))
+                    self._add(run, rows, first, origins[:count], targets[:count], sums)
+                    origins, targets = origins[count:], targets[count:]
+                    if not origins.size:
+                        origins, targets = next(edges, none)
                 first = stop
                 stage.advance(rows.nbytes)
 
@@ -343,9 +347,8 @@ class DeriveStages:
             other.result()
 
     def _write_sums(self, number: int, run: DeriveRun) -> Facts:
-        sums = self._sums(run, number)[:, : self._plan.columns(number, self._items)]
-        run.path(f"sums.{number}").unlink(missing_ok=True)
-        step = max(1, self._plan.piece_rows)
+        sums = self._sums(run, number)[:, : self.plan.columns(number, self._items)]
+        step = max(1, self.plan.piece_rows)
         with ArrayFile(run.path(f"sums.{number}"), np.float32) as file:
             for low in range(0, sums.shape[0], step):
                 file.append(np.ascontiguousarray(sums[low : low + step]))
@@ -354,22 +357,22 @@ class DeriveStages:
     def _greatest(self, sums: NDArray[np.float32]) -> NDArray[np.float32]:
         """Largest magnitude of each column, if it gives the scale of int8.  Raises BadInput."""
         most = np.zeros(sums.shape[1], np.float32)
-        if not self._resolved.array.scale_path:
+        if not self.resolved.array.scale_path:
             return most
-        for low in range(0, sums.shape[0], self._plan.piece_rows):
-            piece = sums[low : low + self._plan.piece_rows]
+        for low in range(0, sums.shape[0], self.plan.piece_rows):
+            piece = sums[low : low + self.plan.piece_rows]
             np.maximum(most, np.maximum(piece.max(0), -piece.min(0)), out=most)
             if not np.isfinite(most).all():
                 row, column = np.argwhere(~np.isfinite(piece))[0].tolist()
                 raise BadInput.at(
-                    f"{self._resolved.array.path}[{low + row}]", piece[row, column],
+                    f"{self.resolved.array.path}[{low + row}]", piece[row, column],
                     "finite numbers for int8", "--dtype float16 or float32 holds it",
                 )  # fmt: skip
         return most
 
     def _commit(self, run: DeriveRun) -> None:
         """Write the array and its copies; the store has them then."""
-        plan, target, step = self._plan, self._resolved.target.num_nodes, self._plan.piece_rows
+        plan, target, step = self.plan, self.resolved.target.num_nodes, self.plan.piece_rows
         if self._one:
             sums = self._sums(run, 0)
             most = self._greatest(sums)
@@ -382,7 +385,7 @@ class DeriveStages:
             parts = [(run.path(f"sums.{i}"), plan.columns(i, self._items)) for i in numbers]
             joined = joined_columns(parts, np.float32, 0, target, step)
             self._write(run, joined, most.astype(np.float32))
-        resolved = self._resolved
+        resolved = self.resolved
         if resolved.copies is not None:
             self._copy_slots(run, resolved.copies)
         run.manifest = run.extender.commit(resolved.extended(run.store.manifest))
@@ -391,7 +394,7 @@ class DeriveStages:
         self, run: DeriveRun, pieces: Iterator[NDArray[np.float32]], most: NDArray[np.float32]
     ) -> None:
         """Rows in the dtype of the store; `most`: of the scale of int8."""
-        array, done = self._resolved.array, 0
+        array, done = self.resolved.array, 0
         quantizer = Quantizer(array.path, most / np.float32(127)) if array.scale_path else None
         if quantizer is not None:
             run.extender.side(array.scale_path, quantizer.scale)
@@ -412,41 +415,15 @@ class DeriveStages:
 
     def _copy_slots(self, run: DeriveRun, copies: RowArray) -> None:
         """Rows of the new array once more, for the halo of its type."""
-        resolved, manifest = self._resolved, run.store.manifest
+        resolved, manifest = self.resolved, run.store.manifest
         halo = resolved.target.halo
         assert halo is not None
         nodes = read_rows(run.store, halo.nodes).astype(np.uint64)
         held = msgspec.structs.replace(resolved.extended(manifest), files=run.extender.digests)
         made = Store(run.extender.tree, held)
-        slots = SlotCopies(made, nodes, self._plan.share, run.folder, run.progress)
+        slots = SlotCopies(made, nodes, self.plan.share, run.folder, run.progress)
         with run.extender.rows(copies) as out:
             slots.rows(resolved.array, resolved.target.first, copies, out.append)
-
-
-class _Cursor:
-    """Edges in order, as far as the rows that have come."""
-
-    def __init__(self, edges: Edges) -> None:
-        self._edges = edges
-        self._origins: NDArray[Any] = np.empty(0, np.uint32)
-        self._targets: NDArray[Any] = np.empty(0, np.uint32)
-
-    def until(self, stop_row: int, most: int) -> Edges:
-        """Edges whose origin is below `stop_row`, at most so many at a time."""
-        while True:
-            if self._origins.size == 0:
-                piece = next(self._edges, None)
-                if piece is None:
-                    return
-                self._origins, self._targets = piece
-            stop = self._origins.dtype.type(stop_row)
-            count = int(np.searchsorted(self._origins, stop, "left"))
-            for low in range(0, count, most):
-                some = slice(low, min(low + most, count))
-                yield self._origins[some], self._targets[some]
-            self._origins, self._targets = self._origins[count:], self._targets[count:]
-            if self._origins.size:
-                return
 
 
 def _pieces(columns: WholeColumns, most: int) -> Edges:

@@ -1,7 +1,7 @@
 """What deriving features is about, and what it will take: names, memory, passes, disk.  Pure."""
 
 from dataclasses import MISSING, dataclass
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -113,13 +113,6 @@ class DerivePlan:
 
 def resolve(manifest: Manifest, derivation: Derivation, where: str) -> ResolvedDerivation:
     """Find what is named in a store, which is at `where`.  Raises BadInput."""
-    for option, found, known in (
-        ("--op", derivation.op, get_args(Op)),
-        ("--dtype", derivation.dtype, (None, *get_args(FeatureDtype))),
-    ):
-        if found not in known:
-            names = ", ".join(str(k) for k in known if k)
-            raise BadInput.at(option, repr(found), f"one of {names}", "choose one")
     target = _find_type(manifest, derivation.node_type, f"{where}: --type")
     origin = _find_type(manifest, derivation.origin, f"{where}: --from")
     relation = _find_relation(manifest, derivation, f"{where}: --relation")

@@ -74,9 +74,7 @@ class PackResult(Ran):
             f"rows        {hot:,} stay, {cold / batches:,.0f} a batch come in {groups:,} groups",
             f"an epoch    reads {format_bytes(self.epoch_bytes)}, "
             f"{self.epoch_bytes / self.seeds / 1e3:.1f} KB a seed",
-            f"took        {self.elapsed_s:.1f} s; {format_bytes(self.read_bytes)} read, "
-            f"{format_bytes(self.written_bytes)} written, at most "
-            f"{format_bytes(self.peak_bytes)} of memory",
+            f"took        {self.elapsed_s:.1f} s; {self.moved}",
         ])  # fmt: skip
 
 

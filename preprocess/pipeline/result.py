@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from blockstore.format import Manifest
+from blockstore.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,14 @@ class Ran(OfStages):
     @property
     def peak_bytes(self) -> int:
         return max(s.peak_bytes for s in self.stages)
+
+    @property
+    def moved(self) -> str:
+        """Bytes that passed the disk, and memory that it took."""
+        return (
+            f"{format_bytes(self.read_bytes)} read, {format_bytes(self.written_bytes)} written, "
+            f"at most {format_bytes(self.peak_bytes)} of memory"
+        )
 
     @property
     def resumed(self) -> int:
