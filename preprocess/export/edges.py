@@ -97,10 +97,7 @@ class EdgeExport:
         return ExportStage(stem, cost, body, arrays=[f"{stem}.npy"])
 
     def _write_edges(self, run: ExportRun) -> Facts:
-        run.path(_IDS).unlink(missing_ok=True)
         count, most_node = self._write_by_id(run) if self._has_ids else self._write_sorted(run)
-        if self._wanted and not run.path(_IDS).exists():
-            run.path(_IDS).touch()
         return {"count": count, "most_node": most_node}
 
     def _count(self, run: ExportRun) -> int:
@@ -140,10 +137,7 @@ class EdgeExport:
             run.progress,
         )  # fmt: skip
         flat = ((row, values.reshape(-1)) for row, values in pieces)
-        most_node = self._write_ends(run, count, flat)
-        if not self._wanted:
-            run.path(_IDS).unlink()
-        return count, most_node
+        return count, self._write_ends(run, count, flat)
 
     def _write_sorted(self, run: ExportRun) -> tuple[int, int]:
         """By (target, source); if they are wanted, places of all edges, in the order of the

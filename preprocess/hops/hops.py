@@ -27,7 +27,7 @@ from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile, load_array, save_array
 from preprocess.files.store import Cut, cut_columns, joined_columns
 from preprocess.hops.plan import HopsPlan, Operator, ResolvedHops, gapless, plan_hops, resolve_hops
-from preprocess.hops.rows import LABELS, NODES, PLACES, RowTaker, choose_rows, take_labels
+from preprocess.hops.rows import NODES, PLACES, RowTaker, choose_rows, copy_labels
 from preprocess.ingest.contents import as_path
 from preprocess.ingest.options import HopsRequest
 from preprocess.kernels.rows import quantize
@@ -36,12 +36,12 @@ from preprocess.pipeline.result import Ran, StageResult
 from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, resumable
 from preprocess.pipeline.work import WorkFolder, sign
 from preprocess.stages.product import ProductStep, RelationProduct, count_degrees, new_columns
-from preprocess.stages.rows import checked_sums
+from preprocess.stages.rows import checked_sums, scatter_bytes
 
-DEGREES, ROWS, TAKE_LABELS = "hops: degrees", "hops: rows", "hops: labels"  # names of stages
+DEGREES, ROWS = "hops: degrees", "hops: rows"  # names of stages
 SLICES, ARRAYS = "hops: slices", "hops: arrays"
 _INTO, _OUT, _CARRIED = "into", "out", "carried"  # temporary files
-_PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
+_PIPELINE = 2  # goes up when stages or their files change: nothing older is taken over
 _NONE = np.empty(0, np.float32)
 
 
@@ -66,7 +66,6 @@ class HopsResult(Ran):
     rows: dict[str, int]  # of each split
     without_label: dict[str, int]  # nodes of each split that were left out
     without_edges: int  # nodes to which no edge leads
-    largest_error: float  # of int8, over its column's scale; else 0
     array_bytes: int  # of features, as files
     stages: tuple[StageResult, ...]  # those of earlier runs included
 
@@ -84,8 +83,7 @@ class HopsResult(Ran):
             f"arrays      {format_bytes(self.array_bytes)} in {found.num_arrays} arrays a split",
             f"took        {self.elapsed_s:.1f} s: {plan.num_slices} slices of {plan.width}, "
             f"{plan.num_products} products each; {plan.graph_reads} reads of the graph for them",
-            f"moved       {format_bytes(self.read_bytes)} read, {format_bytes(self.written_bytes)} "
-            f"written, at most {format_bytes(self.peak_bytes)} of memory",
+            f"moved       {self.moved}",
         ]
         return "\n".join(lines)
 
@@ -119,7 +117,7 @@ def make_hops(
         stages = HopStages(manifest, resolved, plan)
         facts = {
             "hops": _PIPELINE, "store": manifest.fingerprint, "request": asdict(request),
-            "slices": [plan.width, plan.label_bytes],
+            "width": plan.width,
         }  # fmt: skip
         folder = path.with_name(f"{path.name}.hops")
         planned = RunPlan.of(stages.stages(), plan.array_bytes)
@@ -173,10 +171,7 @@ class HopStages:
 
     def __init__(self, manifest: Manifest, resolved: ResolvedHops, plan: HopsPlan) -> None:
         self._manifest, self.resolved, self.plan = manifest, resolved, plan
-        nodes = resolved.nodes
-        self._label = nodes.label if resolved.is_new else None
-        num_labels = -(-self._label.row_bytes // plan.label_bytes) if self._label else 0
-        self._labels = [f"{LABELS}.{number}" for number in range(num_labels)]
+        self._label = resolved.nodes.label if resolved.is_new else None
         self._slices = [f"x.{number}" for number in range(plan.num_slices)]
         self._graph_bytes = resolved.relation.num_blocks * manifest.block_bytes
 
@@ -192,17 +187,16 @@ class HopStages:
                 {NODES: 8 * rows, PLACES: ids * rows},
             ),
         ]  # fmt: skip
-        label = 0
-        if self._label is not None:
-            label = self._label.row_bytes
-            read = len(self._labels) * (label * nodes + ids * rows)
-            files = dict.fromkeys(self._labels, plan.label_bytes * rows)
-            made.append(Stage(TAKE_LABELS, Cost(read, label * rows), self._take_labels, files))
         files = dict.fromkeys(self._slices, 4 * nodes * plan.width)
         cost = Cost(nodes * feature.row_bytes, sum(files.values()))
         made += [Stage(SLICES, cost, self._cut, files), *self._slice_stages()]
         kept = rows * feature.row_items * ITEM_BYTES[resolved.dtype]  # one hop of all columns
-        cost = Cost(resolved.num_arrays * kept + (8 + label) * rows, plan.array_bytes)
+        read, passing = resolved.num_arrays * kept + 8 * rows, 0
+        if self._label is not None:
+            label, share = self._label.row_bytes, plan.copy_bytes // 4
+            passing = scatter_bytes(rows, label, 4, share)
+            read += len(resolved.sizes) * label * nodes + passing
+        cost = Cost(read, plan.array_bytes + passing, passing)
         return [*made, Stage(ARRAYS, cost, self._commit, ends=True)]
 
     def _slice_stages(self) -> list[Stage[HopsRun]]:
@@ -252,7 +246,6 @@ class HopStages:
             run.manifest, resolved, self.plan, rows,
             {split: left for split, (_, left) in splits.items()},
             run.facts(DEGREES)["without_edges"],
-            max([r.facts.get("error", 0.0) for r in run.work.stages], default=0.0),
             sum(rows.values()) * widths * resolved.num_arrays,
             run.results,
         )  # fmt: skip
@@ -270,11 +263,6 @@ class HopStages:
             splits = choose_rows(run.store, self.resolved, run.folder)
             stage.advance(self.resolved.num_rows)
         return {"splits": splits}
-
-    def _take_labels(self, run: HopsRun) -> None:
-        with run.progress.stage("take labels", self.resolved.num_rows, "rows") as stage:
-            take_labels(run.store, self.resolved.nodes, self.plan, run.folder)
-            stage.advance(self.resolved.num_rows)
 
     def _cut(self, run: HopsRun) -> None:
         """Features to a file for each slice, as float32.  Raises BadInput: NaN or infinity."""
@@ -310,9 +298,10 @@ class HopStages:
                     manifest, f"{resolved.folder(split)}/label", nodes.label.dtype, rows,
                     nodes.label.row_shape,
                 )  # fmt: skip
-                step, total = self.plan.label_bytes, nodes.label.row_bytes
-                parts = [(name, min(step, total - step * i)) for i, name in enumerate(self._labels)]
-                self._assemble(run, label, first, parts, np.uint8)
+                with run.extender.rows(label) as out:
+                    copy_labels(
+                        run, run.store, nodes, label, first, self.plan.copy_bytes, out.append
+                    )
             zero = resolved.array(manifest, split, rows, "0")
             self._assemble_hop(run, zero, first, -1, 0)
             held = HopSet(split, ids, label, {}, resolved.feature_name, resolved.seed)
@@ -367,7 +356,7 @@ class _ColumnSlice:
         self._factor = self._scale = _NONE
 
     def run(self, number: int, operator_number: int, operator: Operator | None) -> Facts:
-        """Keep rows of hop 0, or of the hops of an operator; returns scales of int8, its error."""
+        """Keep rows of hop 0, or of the hops of an operator; returns scales of int8."""
         run = self._run
         if operator is not None and operator != self._made_for:
             self._factor, self._scale = self._norms(operator)
@@ -375,11 +364,11 @@ class _ColumnSlice:
         with ArrayFile(run.path(f"x.{number}"), np.float32) as file:
             file.read_into(0, self._columns[0])
         count = run.plan.columns(number, run.resolved.feature.row_items)
-        facts: Facts = {"scales": {}, "error": 0.0}
+        scales = dict[str, list[float]]()
         if operator is None:
             name = hop_file(operator_number, 0, number)
-            self._keep(name, self._columns[0], _NONE, count, "hop 0", facts)
-            return facts
+            scales[name] = self._keep(name, self._columns[0], _NONE, count, "hop 0")
+            return {"scales": scales}
         rows, spare = self._columns[0], self._columns[1:]
         if self._scale.size:
             table, scale = rows.reshape(-1, run.plan.width), self._scale[:, None]
@@ -391,8 +380,8 @@ class _ColumnSlice:
             if hop in missing:
                 name = hop_file(operator_number, hop, number)
                 title = f"hop {hop} of {operator.name}"
-                self._keep(name, rows, self._scale, count, title, facts)
-        return facts
+                scales[name] = self._keep(name, rows, self._scale, count, title)
+        return {"scales": scales}
 
     def _multiply(
         self, operator: Operator, hop: int, x: NDArray[np.float32], spare: list[NDArray[np.float32]]
@@ -458,28 +447,26 @@ class _ColumnSlice:
         scale: NDArray[np.float32],
         count: int,
         title: str,
-        facts: Facts,
-    ) -> None:
-        """Rows to a file, in the dtype of the store.  Raises BadInput: it cannot hold a number."""
-        run, dtype = self._run, self._run.resolved.dtype
-        unit, errors = _NONE, np.zeros(2)
+    ) -> list[float]:
+        """Rows to a file, in the dtype of the store; returns the scales of int8.
+
+        Raises BadInput: it cannot hold a number.
+        """
+        run, dtype, unit = self._run, self._run.resolved.dtype, _NONE
         with run.progress.stage(f"keep {title}", self.taker.num_rows, "rows") as stage:
             if dtype == "int8":
                 unit = self.taker.greatest(columns, scale, count) / np.float32(127)
-                facts["scales"][name] = [float(value) for value in unit]
 
             def change(rows: NDArray[np.float32], first: int) -> NDArray[Any]:
                 stage.advance(rows.shape[0])
                 if dtype == "int8":
                     out = np.empty(rows.shape, np.int8)
-                    own = np.zeros(2)
-                    quantize(rows, unit, out, own)
-                    errors[0] = max(errors[0], own[0])
+                    quantize(rows, unit, out, np.zeros(2))
                     return out
                 return checked_sums(rows, dtype, f"{run.store.path}: {title}", first)
 
             self.taker.write(name, columns, scale, count, change)
-        facts["error"] = max(facts["error"], float(errors[0]))
+        return [float(value) for value in unit]
 
 
 def hop_file(operator: int, hop: int, number: int) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import ceil, exp, log
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,7 +21,7 @@ from blockstore.format import (
 from preprocess.errors import BadInput
 from preprocess.files.store import choose_feature, result_dtype
 from preprocess.ingest.contents import as_path, row_disk_bytes
-from preprocess.ingest.options import FeatureDtype, HopRows, HopsRequest, OperatorKind
+from preprocess.ingest.options import HopsRequest
 from preprocess.ingest.plan import too_little_memory
 
 ALL = "all"  # the split that is every node
@@ -42,7 +42,7 @@ _MOST_WIDTH = 1 << 10  # of a slice
 class Operator(NamedTuple):
     """A matrix B: hop r is B**r times the features."""
 
-    kind: str  # of `OperatorKind`
+    kind: str  # of `ingest.options.OperatorKind`
     loops: bool
     parameter: float  # alpha or t; 0: none
     weighted: bool
@@ -169,14 +169,6 @@ def resolve_hops(manifest: Manifest, request: HopsRequest, where: str) -> Resolv
 
 
 def _check_numbers(request: HopsRequest) -> None:
-    for kind in request.operators:
-        if kind not in list(OperatorKind):
-            raise BadInput.at(
-                "--operator",
-                f"{kind!r}",
-                f"one of {', '.join(OperatorKind)}",
-                "choose some of them",
-            )
     if len(set(request.operators)) < len(request.operators):
         raise BadInput.at("--operator", "one twice", "different operators", "name each once")
     checks: list[tuple[str, object, bool, str]] = [
@@ -184,9 +176,6 @@ def _check_numbers(request: HopsRequest) -> None:
         ("--seed", request.seed, 0 <= request.seed < 2**63, "0 to 2^63 - 1"),
         ("--alpha", request.hop_alpha, _MIN_ALPHA <= request.hop_alpha < 1, f"{_MIN_ALPHA:g} to 1"),
         ("--t", request.t, 0 < request.t <= _MOST_T, f"more than 0, at most {_MOST_T:g}"),
-        ("--rows", repr(request.rows), request.rows in get_args(HopRows), "labelled or all"),
-        ("--dtype", request.dtype, request.dtype in (None, *get_args(FeatureDtype)),
-         f"one of {', '.join(get_args(FeatureDtype))}"),
     ]  # fmt: skip
     for option, value, good, expected in checks:
         if not good:
@@ -317,7 +306,7 @@ class HopsPlan:
     scan_bytes: int  # of blocks, that a thread reads at a time
     piece_bytes: int  # of rows on their way, in float32
     buffer: int  # of each of two buffers of the array being written
-    label_bytes: int  # of a label, that pass by together
+    copy_bytes: int  # for labels on their way, and for the slots that they get
     num_products: int
     graph_reads: int  # for products; one more counts edges
     array_bytes: int  # on disk, for good
@@ -362,6 +351,7 @@ def plan_hops(
     width = _width(columns, (room - graph * resident) // column)
     num_slices = -(-columns // width)
     label = nodes.label.row_bytes if nodes.label is not None else 0
+    buffer = max(*slots, min(_MOST_BUFFER, room // 8))
     products = sum(len(operator.steps()) * resolved.hops for operator in resolved.operators)
     disk = sum(row_disk_bytes(array, block) for array in sample) * resolved.num_arrays
     return HopsPlan(
@@ -372,8 +362,8 @@ def plan_hops(
         threads=threads,
         scan_bytes=scan,
         piece_bytes=piece,
-        buffer=max(*slots, min(_MOST_BUFFER, room // 8)),
-        label_bytes=max(1, min(label, room // 2 // max(1, nodes.num_nodes))),
+        buffer=buffer,
+        copy_bytes=spare - 2 * buffer,
         num_products=products,
         graph_reads=1 if resident else num_slices * products,
         array_bytes=disk + resolved.is_new * resolved.num_rows * (8 + label),

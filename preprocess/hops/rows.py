@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.errors import CorruptBlock
-from blockstore.format import NodeType
+from blockstore.format import NodeType, RowArray
 from blockstore.io.buffers import byte_view
 from blockstore.io.files import write_exact
 from blockstore.kernels.random import make_key, permute_range
@@ -20,11 +21,15 @@ from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile
 from preprocess.hops.plan import ALL, HopsPlan, ResolvedHops
 from preprocess.kernels.hops import take_rows
+from preprocess.pipeline.stage import PipelineRun
 from preprocess.stages.labels import have_labels
+from preprocess.stages.rows import Emit
+from preprocess.stages.slots import SlotCopies
 
-NODES, PLACES, LABELS = "nodes", "places", "labels"  # temporary files
+NODES, PLACES = "nodes", "places"  # temporary files
 _PURPOSE = 0x486F_7073  # of the key: no other draw has it
 _STEP = 1 << 16  # rows
+_SLOT_BYTES = 40  # of a row while its label is copied
 
 Change = Callable[[NDArray[np.float32], int], NDArray[Any]]  # (rows, first row)
 
@@ -100,25 +105,26 @@ def _labelled_ids(
     return out[:size], array.num_rows - size
 
 
-def take_labels(store: Store, nodes: NodeType, plan: HopsPlan, folder: Path) -> int:
-    """Write labels of all rows, some bytes of each at a time: files LABELS.0, ...; how many."""
-    label = nodes.label
-    assert label is not None
-    width, number = plan.label_bytes, 0
-    held = np.empty((nodes.num_nodes, width), np.uint8)
-    for low in range(0, label.row_bytes, width):
-        high = min(low + width, label.row_bytes)
-        for first, rows in scan_rows(store, label):
-            raw = np.ascontiguousarray(rows).view(np.uint8).reshape(rows.shape[0], -1)
-            held[first : first + rows.shape[0], : high - low] = raw[:, low:high]
-        with (
-            ArrayFile(folder / PLACES, store.manifest.id_dtype) as places,
-            ArrayFile(folder / f"{LABELS}.{number}", np.uint8) as out,
-        ):
-            for piece in places.pieces(0, places.size, max(1, plan.piece_bytes // width)):
-                out.append(held[piece, : high - low])
-        number += 1
-    return number
+def copy_labels(
+    run: PipelineRun,
+    store: Store,
+    nodes: NodeType,
+    label: RowArray,
+    first: int,
+    copy_bytes: int,
+    emit: Emit,
+) -> None:
+    """Labels of the rows from `first` on, as many as `label` has, some slots at a time."""
+    assert nodes.label is not None
+    share = copy_bytes // 4
+    step = max(1, share // _SLOT_BYTES)
+    with ArrayFile(run.path(PLACES), store.manifest.id_dtype) as places:
+        for low in range(0, label.num_rows, step):
+            size = min(step, label.num_rows - low)
+            kept = places.read(first + low, size).astype(np.uint64) + np.uint64(nodes.first)
+            slots = SlotCopies(store, kept, share, run.folder, run.progress)
+            some = msgspec.structs.replace(label, num_rows=size)
+            slots.rows(nodes.label, nodes.first, some, emit)
 
 
 class RowTaker:

@@ -187,7 +187,7 @@ def slices(monkeypatch: pytest.MonkeyPatch) -> None:
     def planned(*arguments: Any) -> HopsPlan:
         return replace(
             plan_hops(*arguments), width=8, num_slices=-(-arguments[1].feature.row_items // 8),
-            resident=False, scan_bytes=3 * 4096, piece_bytes=3000, label_bytes=3, buffer=40_000,
+            resident=False, scan_bytes=3 * 4096, piece_bytes=3000, copy_bytes=20_000, buffer=40_000,
         )  # fmt: skip
 
     monkeypatch.setattr(hops_module, "plan_hops", planned)
@@ -399,7 +399,7 @@ def test_what_is_there_already_is_not_done_again(large_store: Path, tmp_path: Pa
         with pytest.raises(OutOfSpace):
             make_hops(path, asked, QUIET)
     result = make_hops(path, asked, QUIET)
-    assert result.resumed == 6
+    assert result.resumed == 5
     verify_store(path)
 
 
@@ -407,19 +407,15 @@ def same_node(start: int, stop: int, size: int, key: Any, out: np.ndarray) -> No
     out[:] = 0
 
 
-def other_labels(*arguments: Any) -> int:
-    store, nodes, plan, folder = arguments
-    count = hops_rows.take_labels(store, nodes, plan, folder)
-    raw = bytearray((folder / "labels.0").read_bytes())
-    raw[0] ^= 1
-    (folder / "labels.0").write_bytes(raw)
-    return count
+def other_labels(*arguments: Any) -> None:
+    *others, emit = arguments
+    hops_rows.copy_labels(*others, lambda rows: emit(rows ^ (np.arange(rows.size) == 0)))
 
 
 @pytest.mark.parametrize(
     ("where", "name", "bad", "message"),
     [(hops_rows, "permute_range", same_node, "occurs twice, expected each once"),
-     (hops_module, "take_labels", other_labels, r"label\[0\]: another row than nodes/n/label")],
+     (hops_module, "copy_labels", other_labels, r"label\[0\]: another row than nodes/n/label")],
 )  # fmt: skip
 def test_verify_finds_what_checksums_do_not(
     large_store: Path, tmp_path: Path, monkeypatch, where: Any, name: str, bad: Callable[..., Any],

@@ -48,15 +48,12 @@ GOOD = HopsRequest(("sym",), node_type="n", feature="x", splits=("train",))
 FREE = replace(GOOD, rows="all", splits=())
 PLAIN = HopsRequest(node_type="plain", rows="all", relation="knows", feature="x")
 REFUSED = [
-    (replace(GOOD, operators=("gcn",)), "--operator: found 'gcn', expected one of sym, row"),
     (replace(GOOD, operators=("row", "row")), "--operator: found one twice"),
     (replace(GOOD, hops=0), "--hops: found 0, expected 1 to 64"),
     (replace(GOOD, seed=-1), "--seed: found -1"),
     (replace(GOOD, hop_alpha=1.0), "--alpha: found 1.0, expected 0.005 to 1"),
     (replace(GOOD, t=0.0), "--t: found 0.0, expected more than 0, at most 20"),
     (replace(GOOD, t=float("nan")), "--t: found nan"),
-    (replace(GOOD, rows="some"), "--rows: found 'some', expected labelled or all"),
-    (replace(GOOD, dtype="float8"), "--dtype: found float8, expected one of float32"),
     (replace(GOOD, node_type=""), "found several types: n, plain, expected --type"),
     (replace(GOOD, node_type="m"), "--type: found type 'm', expected one of n, plain"),
     (replace(GOOD, node_type="bare"), "found type 'bare' without features"),
