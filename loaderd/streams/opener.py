@@ -54,12 +54,6 @@ class StreamOpener:
         self.opening = concurrency.Lock()
         self.executor = SerialExecutor("streams-open")
 
-    def find_place(self, cursor: Cursor) -> None:
-        """Have a session served from its step on: by a stream that is there, or a new one."""
-        if not self._registry.place(cursor):
-            self._registry.move(cursor, None)
-            self.want(cursor)
-
     def want(self, cursor: Cursor, again: bool = False) -> None:
         """A session is to get a stream of its own, or a place that becomes free before.
 

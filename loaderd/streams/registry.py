@@ -87,9 +87,19 @@ class StreamGroup:
 class StreamRegistry:
     """Called under `lock`, that of the daemon's sessions."""
 
-    def __init__(self, stores: Stores, deliver: Deliver, ended: Callable[[], None]) -> None:
-        """`deliver`: to a client.  `ended`: told when a stream has ended."""
-        self._stores, self._deliver, self._ended = stores, deliver, ended
+    def __init__(
+        self,
+        stores: Stores,
+        deliver: Deliver,
+        want: Callable[[Cursor], None],
+        ended: Callable[[], None],
+    ) -> None:
+        """Who is called: `deliver` sends to a client.
+
+        want    has a stream opened for a session that none serves
+        ended   is told when a stream has ended
+        """
+        self._stores, self._deliver, self._want, self._ended = stores, deliver, want, ended
         self.lock = stores.lock
         self._sessions: Guarded[dict[int, tuple[Cursor, StreamGroup]]] = Guarded({}, self.lock)
         self._groups: Guarded[dict[StreamKey, StreamGroup]] = Guarded({}, self.lock)
@@ -175,10 +185,17 @@ class StreamRegistry:
         group.cursors[cursor.number] = cursor
         stream.add(cursor)
 
+    def find_place(self, cursor: Cursor) -> None:
+        """Have a session served from its step on: by a stream that is there, or a new one."""
+        if not self.place(cursor):
+            self.move(cursor, None)
+            self._want(cursor)
+
     def place(self, cursor: Cursor) -> bool:
         """Have a session served by a stream that is there; False: none can.
 
-        By one that has, or soon builds, what it wants; else by one where nobody wants more.
+        By one that has, or soon builds, what it wants; else by one where nobody wants more; a rank
+        that is ahead of the others of its job by one where they soon want no more.
         """
         for stream in self._near(cursor):
             if stream.can_join(cursor):
@@ -200,8 +217,23 @@ class StreamRegistry:
                 stream.begin(cursor)
                 for rank in [c for c in stream.job.values() if c.waits]:
                     self.place(rank)  # it may have asked for this run before
+                self._place_waiting(stream)
+                return True
+        for stream in self._near(cursor):
+            if stream.can_wait(cursor):
+                self.move(cursor, stream)
+                cursor.waits = False
+                stream.drop(cursor)  # it may have been expected to come along with this run
+                stream.send()
                 return True
         return False
+
+    def _place_waiting(self, stream: Stream) -> None:
+        """Ranks that wait for the next epoch begin it, if the others leave them room now."""
+        for cursor in stream.waiting:
+            due = stream.can_begin(cursor) or not stream.can_wait(cursor)
+            if due and cursor in stream.waiting:  # one that was placed may have placed others
+                self.find_place(cursor)
 
     def _near(self, cursor: Cursor) -> list[Stream]:
         """Streams that it may read, its own first; of a job's those first that most ranks read."""
@@ -234,6 +266,7 @@ class StreamRegistry:
         if old is not None:
             old.send()
             self.tidy(old)
+            self._place_waiting(old)
 
     def leave(self, cursor: Cursor, stream: Stream) -> None:
         """A session falls behind.  One that has begun gets a stream when it is heard of again."""
@@ -252,11 +285,12 @@ class StreamRegistry:
                 cursor.meter.released()
             batch.stream.send()
             self.tidy(batch.stream)
+            self._place_waiting(batch.stream)
 
     def give_back(self, cursor: Cursor) -> None:
         """A session wants and holds nothing any more; it stays at its stream."""
         if cursor.stream is not None:
-            cursor.stream.drop(cursor)
+            cursor.stream.stop(cursor)
         for batch in list(cursor.held.values()):
             batch.stream.give_back(cursor, batch)
             if batch.stream is not cursor.stream:

@@ -69,6 +69,7 @@ class StreamService(Closing):
         self._registry = StreamRegistry(
             stores,
             lambda session, message: self.deliver(session, message),
+            lambda cursor: self._opener.want(cursor),
             lambda: self._opener.executor.put(self._sweep),
         )
         self._opener = StreamOpener(stores, self._registry)
@@ -228,7 +229,7 @@ class StreamService(Closing):
             cursor.avoids = None
             steps = group.attached.num_steps
             cursor.meter.begin(len(range(start.step, steps, start.stride)))
-            self._opener.find_place(cursor)
+            self._registry.find_place(cursor)
 
     def release(self, release: Release) -> None:
         with self._registry.lock:
@@ -238,7 +239,7 @@ class StreamService(Closing):
             step = release.step * cursor.world + cursor.rank
             self._registry.release(cursor, step, release.group)
             if cursor.active and cursor.stream is None and not cursor.waits:
-                self._opener.find_place(cursor)  # it fell behind, and is alive
+                self._registry.find_place(cursor)  # it fell behind, and is alive
 
     def parts(self) -> list[Store]:
         """Stores that are served now and are parts."""
@@ -351,7 +352,7 @@ class StragglerWatch:
     def _look(self, stream: Stream, since: dict[Stream, tuple[int, float]]) -> None:
         """Part those who hold a stream up from those who wait, if it has waited long enough."""
         with self._registry.lock:
-            here = stream in self._registry.streams and stream.hungry and stream.session.waits()
+            here = stream in self._registry.streams and stream.hungry and stream.is_held_up
             if not here:
                 since.pop(stream, None)
                 return

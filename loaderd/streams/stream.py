@@ -215,12 +215,11 @@ class Stream:
         is_free = not all(all(b.left) for b in found)  # a row group of one
         if is_free or cursor.step > self.front + depth * place.stride:
             return False
+        if self.world > 1:
+            return True  # no other rank had what it lacks: it is built for the first time
         missing = len(range(cursor.step, self.front, place.stride)) - len(found)
-        if missing <= 0:
-            return True
-        # ranks of a job wait for each other's batches, however many are on their way
-        waiting = self.world == 1 and sum(not b.pieces for b in self._ring.values()) > depth
-        return missing <= AGAIN * depth and not waiting
+        begun = sum(not b.pieces for b in self._ring.values())
+        return missing <= 0 or (missing <= AGAIN * depth and begun <= depth)
 
     @property
     def _goes_on(self) -> bool:
@@ -304,9 +303,15 @@ class Stream:
 
     def drop(self, cursor: Cursor) -> None:
         """A cursor wants nothing of it any more, but for what it was sent."""
-        cursor.place = cursor.expected = None
+        cursor.expected = None
+        self.stop(cursor)
+
+    def stop(self, cursor: Cursor) -> None:
+        """A cursor's run is over for it; it still wants what it is expected to ask for next."""
+        cursor.place = None
         for batch in list(self._ring.values()):
-            self._forget(cursor, batch)
+            if not self._wants(cursor, batch.run, batch.step):
+                self._forget(cursor, batch)
 
     def remove(self, cursor: Cursor) -> None:
         """A cursor is not here any more; what it was sent stays leased."""
@@ -324,21 +329,36 @@ class Stream:
         """Those who have released all that they were sent, and wait for more."""
         if self.error is not None or self.closing:
             return []
-        return [c for c in self.live if not c.held]
+        return [c for c in [*self.live, *self.waiting] if not c.held]
+
+    @property
+    def waiting(self) -> list[Cursor]:
+        """Ranks that want a later epoch: the others of their job are not done with this one."""
+        return [c for c in self.cursors.values() if c.active and c.place is None]
+
+    def can_wait(self, cursor: Cursor) -> bool:
+        """Whether a rank had better wait for its turn here than take memory for another stream."""
+        others = bool(self.leased) or any(c is not cursor for c in self.live)
+        return self.world > 1 and self._goes_on and others and cursor.epoch > self.epoch
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether those who have nothing get nothing before others release what they hold."""
+        return self.session.waits() or (bool(self.waiting) and all(c.held for c in self.live))
 
     def slowest(self) -> Cursor | None:
         """Who is furthest behind; None: nobody is behind another one."""
 
         def place(c: Cursor) -> tuple[int, int]:
             if c.place is None:
-                return -1, -1
+                return (self.run + 1, 0) if c.active else (-1, -1)
             return c.place.run, c.place.next - c.place.stride * len(c.held)
 
-        waiting = [c for c in self.cursors.values() if c.place or c.expected]
-        if len(waiting) < 2:
+        wanting = [c for c in self.cursors.values() if c.place or c.expected or c.active]
+        if len(wanting) < 2:
             return None
-        found = min(waiting, key=place)
-        return found if place(found) < max(map(place, waiting)) else None
+        found = min(wanting, key=place)
+        return found if place(found) < max(map(place, wanting)) else None
 
     @property
     def blocked(self) -> bool:

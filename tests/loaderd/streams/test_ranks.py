@@ -76,14 +76,9 @@ def test_ranks_share_a_stream_and_get_their_own_batches(store, plan, mem):
         assert read <= 1.05 * max(read for _, read in expected)
 
 
-@pytest.mark.parametrize(
-    ("behind", "streams"), [(1, {1}), (STEPS_BEHIND + 6, {2}), (2 * STEPS_BEHIND, {1, 2})]
-)
-def test_a_rank_that_comes_late_joins_the_others(store, behind, streams):
-    """At once within the window, else in the next epoch; until then by a stream of its own.
-
-    It needs none if all that the others still want of their epoch is there when it comes.
-    """
+@pytest.mark.parametrize("behind", [1, STEPS_BEHIND + 6, 2 * STEPS_BEHIND])
+def test_a_rank_that_comes_late_joins_the_others(store, behind):
+    """However far behind it is: its batches are its own, so that none is built twice."""
     serving = Serving(store, ROOM)
     first = attach(serving, 0, "minibatch")
     first.start(0)
@@ -96,13 +91,68 @@ def test_a_rank_that_comes_late_joins_the_others(store, behind, streams):
         late.consume(step)
         if step >= behind:
             first.consume(step)
-    assert streams_of(serving) in streams
+    assert streams_of(serving) == 1
     late.start(1)
     first.start(1)
     for step in range(steps):
         assert first.consume(step) != late.consume(step)
     assert streams_of(serving) == 1
     for trainer in (first, late):
+        trainer.detach()
+    serving.close()
+
+
+@pytest.mark.parametrize("mem", [ROOM, TIGHT])
+@pytest.mark.parametrize("plan", ["minibatch", "hyperbatch"])
+def test_a_rank_waits_for_the_others_before_it_begins_the_next_epoch(store, plan, mem):
+    """As far ahead as the stream lets it be; another stream would take memory from all of them."""
+    expected = [alone(store, rank, plan, mem)[0] for rank in range(WORLD)]
+    serving = Serving(store, mem)
+    quick, slow = (attach(serving, rank, plan) for rank in range(WORLD))
+    steps, found = steps_of(serving), [[], []]
+    for epoch in range(2):
+        quick.start(epoch)
+        slow.start(epoch)
+        behind = 0
+        for step in range(steps):
+            while (batch := quick.take(step, wait_s=0.05)) is None:
+                found[1].append(slow.consume(behind))
+                behind += 1
+            found[0].append(serving.bytes_of(batch.structure))
+            quick.release(step)
+        assert behind < steps
+        quick.start(epoch + 1)
+        quick.take(0, wait_s=0.05)
+        assert streams_of(serving) == 1
+        found[1] += [slow.consume(step) for step in range(behind, steps)]
+    assert streams_of(serving) == 1
+    for trainer in (quick, slow):
+        trainer.detach()
+    serving.close()
+    assert found == expected
+
+
+def test_a_rank_that_stops_holds_up_the_next_epoch_for_a_while_only(store, monkeypatch):
+    monkeypatch.setattr(service, "RANK_WAIT_S", 0.2)
+    serving = Serving(store, ROOM)
+    quick, stopped = (attach(serving, rank, "minibatch") for rank in range(WORLD))
+    steps, behind = steps_of(serving), 0
+    quick.start(0)
+    stopped.start(0)
+    for step in range(steps):
+        while quick.take(step, wait_s=0.05) is None:
+            stopped.consume(behind)
+            behind += 1
+        quick.release(step)
+    assert stopped.take(behind) is not None
+    quick.start(1)
+    for step in range(steps):
+        quick.consume(step)
+    assert serving.exchange.status()[2]["sessions_left_behind"] == 1
+    stopped.release(behind)
+    for step in range(behind + 1, steps):
+        stopped.consume(step)
+    for trainer in (quick, stopped):
         trainer.detach()
     serving.close()
 
