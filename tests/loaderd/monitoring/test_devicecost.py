@@ -13,7 +13,15 @@ BLOCK = 64 << 10
 
 @pytest.mark.parametrize(
     ("cost", "gap"),
-    [((50e-6, 3e-6), 16), ((0.0, 1e-6), 0), ((8e-3, 1e-6), 256), ((1e-6, 3e-6), 0)],
+    [
+        ((50e-6, 3e-6), 16),
+        ((36e-6, 3e-6), 16),
+        ((30e-6, 3e-6), 8),
+        ((3e-6, 3e-6), 1),
+        ((0.0, 1e-6), 0),
+        ((8e-3, 1e-6), 256),
+        ((1e-6, 3e-6), 0),
+    ],
 )
 def test_a_gap_is_read_where_that_is_no_slower_than_another_run(cost, gap):
     assert DeviceCost(*cost).gap_pages == gap
