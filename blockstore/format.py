@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterable
 from math import gcd, prod
-from typing import NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import msgspec
 
@@ -39,14 +39,14 @@ HAS_TIMES = 16
 KNOWN_FLAGS = HAS_EDGE_IDS | WIDE_NODE_IDS | WIDE_EDGE_IDS | HAS_WEIGHTS | HAS_TIMES
 WEIGHT_DTYPE, TIME_DTYPE = "float32", "int64"  # beside each edge, in its block
 MOST_ID_BITS = 56  # of a source: a store has at most 2^56 nodes
+# what a manifest may say; kernels count bytes of rows, nodes and edges in int64
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << MOST_ID_BITS)]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[^\0]+$")]
 
-# byte offsets inside the header, for kernels
-LAST_DEGREE_OFFSET = 16
-NUM_NODES_OFFSET = 24
-NUM_EDGES_OFFSET = 28
-NUM_CARRIED_OFFSET = 32
-SOURCE_BITS_OFFSET = 36
-SOURCE_BASE_OFFSET = 40
+FIELD_OFFSETS = {  # bytes inside the header, for kernels
+    "first_node": 8, "last_degree": 16, "num_nodes": 24, "num_edges": 28, "num_carried": 32,
+    "source_bits": 36, "source_base": 40,
+}  # fmt: skip
 
 
 class BlockHeader(NamedTuple):
@@ -68,8 +68,6 @@ class BlockHeader(NamedTuple):
     @classmethod
     def unpack(cls, raw: bytes | memoryview, where: str) -> Self:
         """Parse a header; `where` (path and byte offset) opens every error message."""
-        if len(raw) < BLOCK_HEADER.size:
-            raise CorruptBlock(f"{where}: header has {len(raw)} bytes, needs {BLOCK_HEADER.size}")
         magic, version, *fields = BLOCK_HEADER.unpack_from(raw)
         if magic != BLOCK_MAGIC:
             raise CorruptBlock(f"{where}: magic is {magic!r}, not {BLOCK_MAGIC!r}")
@@ -159,7 +157,7 @@ class RowArray(msgspec.Struct, frozen=True, omit_defaults=True):
 
     path: str  # of the Zarr array, inside the store
     dtype: str  # a key of ITEM_BYTES
-    num_rows: int
+    num_rows: Count
     row_shape: tuple[int, ...] = ()  # () where a row is one number
     source: str = ""  # how the source held it, for export: "dense", "csr" or ""
     scale_path: str = ""  # of the side array float32 (columns,): int8 times scale is the value
@@ -257,8 +255,8 @@ class Halo(msgspec.Struct, frozen=True, omit_defaults=True):
 class HaloColumns(msgspec.Struct, frozen=True, omit_defaults=True):
     """In-edges of the halo slots of a relation's `dst`: graph blocks whose columns are slots."""
 
-    num_edges: int
-    num_blocks: int
+    num_edges: Count
+    num_blocks: Count
     path: str  # of the Zarr array of blocks; their sections are those of the relation
     first_node_path: str  # side array uint64 (num_blocks + 1,): first slot of each block
     first_edge_path: str  # side array uint64 (num_blocks + 1,): edges before each block
@@ -274,7 +272,7 @@ class HopSet(msgspec.Struct, frozen=True, omit_defaults=True):
     split: str  # "train", "valid", "test", ..., or "all": every node of the type
     nodes: RowArray  # int64: original id of the node of each row
     label: RowArray | None  # None: the type has no labels
-    operators: dict[str, tuple[RowArray, ...]]  # hops 0 to R; hop 0 is one array for all of them
+    operators: dict[Name, tuple[RowArray, ...]]  # hops 0 to R; hop 0 is one array for all of them
     feature: str = ""  # name of the features that hop 0 is
     seed: int = 0  # of the order of rows
 
@@ -286,38 +284,38 @@ class HopSet(msgspec.Struct, frozen=True, omit_defaults=True):
 class NodeType(msgspec.Struct, frozen=True, omit_defaults=True):
     """One node type: a range of store ids and its per-node arrays, rows in store order."""
 
-    name: str
+    name: Name
     first: int  # store id of its first node
-    num_nodes: int
+    num_nodes: Count
     original_id: RowArray  # store order -> id in the source
     store_id: RowArray  # source order -> store id
     label: RowArray | None = None
-    features: dict[str, RowArray] = {}
-    splits: dict[str, RowArray] = {}  # source ids, in the order of the source
-    num_partitions: int = 0
+    features: dict[Name, RowArray] = {}
+    splits: dict[Name, RowArray] = {}  # source ids, in the order of the source
+    num_partitions: Count = 0
     partition_offsets_path: str = ""  # side array uint64 (num_partitions + 1,): store ids
     hubs: RowArray | None = None  # id_dtype: store ids of hubs, the most influential first
     halo: Halo | None = None
-    hops: dict[str, HopSet] = {}  # by split
+    hops: dict[Name, HopSet] = {}  # by split
 
 
 class Relation(msgspec.Struct, frozen=True, omit_defaults=True):
     """One relation: in-edges of the nodes of `dst`, as graph blocks."""
 
     src: str
-    name: str
+    name: Name
     dst: str
-    num_edges: int
-    num_blocks: int
+    num_edges: Count
+    num_blocks: Count
     path: str  # of the Zarr array of blocks
     first_node_path: str  # of the object index: uint64 (num_blocks + 1,)
     edge_id_dtype: str | None = None  # uint32 or uint64 where edge ids were kept
-    num_source_edges: int = 0  # edges the source listed; added reverses have ids from here on
+    num_source_edges: Count = 0  # edges the source listed; added reverses have ids from here on
     has_weights: bool = False  # float32 beside each edge, in its block
     has_times: bool = False  # int64 beside each edge, in its block
     first_edge_path: str = ""  # side array uint64 (num_blocks + 1,): edges before each block
-    features: dict[str, RowArray] = {}  # a row an edge, in the order of the blocks
-    splits: dict[str, RowArray] = {}  # edge ids (), or original ids (source, target) (2,)
+    features: dict[Name, RowArray] = {}  # a row an edge, in the order of the blocks
+    splits: dict[Name, RowArray] = {}  # edge ids (), or original ids (source, target) (2,)
     reverse_of: str = ""  # name of the relation (dst, name, src) that this one was made from
     halo: HaloColumns | None = None
 

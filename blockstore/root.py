@@ -122,24 +122,26 @@ def write_root(folder: Path, manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, fingerprint=fingerprint)
 
 
-def read_bound(root: str, manifest: Manifest, name: str) -> bytes:
+def read_bound(root: str, manifest: Manifest, name: str, size: int = 0) -> bytes:
     """A bound file.  Raises CorruptBlock: it is missing, or is not the one that was bound.
 
     root   of the store, without links: `os.path.realpath`
+    size   of the file, of which nothing is read if it has another one; 0: of metadata, a small one
     """
     path = inside(root, name)
     try:
-        size = path.stat().st_size
-        if name.endswith(ROOT) and size > _METADATA_BYTES:  # side arrays have sizes of their own
-            raise CorruptBlock(f"{path}: {size} bytes, expected metadata of an array: {_MENDS}")
+        found = path.stat().st_size
+        if found != size if size else found > _METADATA_BYTES:
+            expected = size or "metadata of an array"
+            raise CorruptBlock(f"{path}: {found} bytes, expected {expected}: {_MENDS}")
         raw = path.read_bytes()
     except OSError as error:
         raise CorruptBlock(f"{path}: {error.strerror}, expected a file: {_MENDS}") from error
-    found, expected = digest(raw), manifest.files.get(name)
-    if found != expected:
+    bound = manifest.files.get(name)
+    if digest(raw) != bound:
         raise CorruptBlock(
-            f"{path}: digest {found} of {len(raw)} bytes, the manifest binds {expected}; the file "
-            f"was changed, or is of another store: {_MENDS}"
+            f"{path}: digest {digest(raw)} of {len(raw)} bytes, the manifest binds {bound}; the "
+            f"file was changed, or is of another store: {_MENDS}"
         )
     return raw
 

@@ -26,6 +26,7 @@ from blockstore.format import (
     graph_geometry,
     row_geometry,
     shard_path,
+    side_arrays,
 )
 from blockstore.io.buffers import aligned_buffer, byte_view
 from blockstore.io.elsewhere import PageSource
@@ -36,7 +37,6 @@ from blockstore.root import read_bound, read_root
 from blockstore.validate import (
     GraphCheck,
     RowCheck,
-    check_file_sizes,
     check_manifest,
     check_offsets,
     inside,
@@ -208,11 +208,8 @@ class Store:
         """A small array of one chunk, which the manifest binds.  Raises CorruptBlock."""
         if size == 0:
             return np.empty(0, dtype)
-        name = f"{array_path}/c/0"
-        raw = read_bound(self._root, self.manifest, name)
         expected = size * np.dtype(dtype).itemsize + 4
-        if len(raw) != expected:
-            raise CorruptBlock(f"{self.path / name}: {len(raw)} bytes, expected {expected}")
+        raw = read_bound(self._root, self.manifest, f"{array_path}/c/0", expected)
         return np.frombuffer(raw, dtype, size)
 
     def check_files(self) -> None:
@@ -225,9 +222,11 @@ class Store:
         if odd:
             found = "is bound, but of no array" if odd[0] in manifest.files else "is not bound"
             raise CorruptBlock(f"{self.path / ROOT}: {odd[0]} {found}: ingest again")
-        check_file_sizes(manifest, self._root)
+        for path, dtype, size in side_arrays(manifest):
+            self.side(path, dtype, size)
         for name in expected:
-            read_bound(self._root, manifest, name)
+            if name.endswith(ROOT):
+                read_bound(self._root, manifest, name)
         for path, geometry, ndim in blocked_arrays(manifest):
             find_shards(self._root, path, geometry, ndim)
         for columns in manifest.graphs():

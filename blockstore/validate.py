@@ -6,9 +6,10 @@ read from disk: kernels use the numbers as they are.
 """
 
 import os
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +18,11 @@ from blockstore.errors import CorruptBlock
 from blockstore.format import (
     BLOCK_HEADER,
     ITEM_BYTES,
-    MOST_ID_BITS,
     PAGE_BYTES,
     SHARD_BYTES,
     BlockHeader,
     EdgeLayout,
+    Halo,
     HaloColumns,
     Manifest,
     NodeType,
@@ -47,7 +48,6 @@ from blockstore.kernels.check import (
 )
 from blockstore.kernels.packed import PackedIds, unpack_ids
 
-MOST_ITEMS = 1 << MOST_ID_BITS  # rows, nodes or edges: kernels count bytes of them in int64
 _MOST_DIMENSIONS = 32
 _IDS = ("uint32", "uint64")
 
@@ -94,27 +94,18 @@ def _check_manifest(manifest: Manifest) -> None:
     for path in (*paths, *(path for path, _, _ in side_arrays(manifest))):
         check_path(path)
     _expect(len(set(paths)) == len(paths), "paths of arrays", paths, "paths that differ")
-    parts = max(t.num_partitions for t in manifest.types)
     for t in manifest.types:
-        _check_type(manifest, t, parts)
+        _check_type(manifest, t)
     for relation in manifest.relations:
         _check_relation(manifest, relation)
-
-
-def _count(what: str, value: int) -> None:
-    _expect(0 <= value <= MOST_ITEMS, what, value, f"0 to {MOST_ITEMS}")
-
-
-def _name(what: str, value: str) -> None:
-    _expect(bool(value) and "\0" not in value, what, value, "a name")
+    for rows in _described(manifest):
+        rows.check()
 
 
 def _check_types(manifest: Manifest) -> None:
     """Ranges of store ids follow each other."""
     first = 0
     for t in manifest.types:
-        _name("name of a type", t.name)
-        _count(f"num_nodes of {t.name!r}", t.num_nodes)
         _expect(t.first == first, f"first of {t.name!r}", t.first, first)
         first += t.num_nodes
     names = [t.name for t in manifest.types]
@@ -128,7 +119,6 @@ def _check_relations(manifest: Manifest) -> None:
     names = {t.name for t in manifest.types}
     triples = [(r.src, r.name, r.dst) for r in manifest.relations]
     for src, name, dst in triples:
-        _name("name of a relation", name)
         _expect({src, dst} <= names, f"ends of relation {name!r}", (src, dst), "types of the store")
     _expect(len(set(triples)) == len(triples), "relations", triples, "names that differ")
 
@@ -136,7 +126,6 @@ def _check_relations(manifest: Manifest) -> None:
 def _check_array(array: RowArray, block_bytes: int) -> None:
     what = f"{array.path[:200]!r}"
     _expect(array.dtype in ITEM_BYTES, f"dtype of {what}", array.dtype, "a dtype of rows")
-    _count(f"num_rows of {what}", array.num_rows)
     shape = array.row_shape
     _expect(
         len(shape) <= _MOST_DIMENSIONS and all(0 < n <= SHARD_BYTES for n in shape),
@@ -164,86 +153,108 @@ def check_path(path: str) -> None:
         )
 
 
-def _rows(
-    array: RowArray, what: str, num_rows: int, dtypes: tuple[str, ...] = (), shape: Any = None
-) -> None:
-    """An array has so many rows, of these dtypes, of this shape."""
-    _expect(array.num_rows == num_rows, f"num_rows of {what}", array.num_rows, num_rows)
-    if dtypes:
-        _expect(array.dtype in dtypes, f"dtype of {what}", array.dtype, " or ".join(dtypes))
-    if shape is not None:
-        _expect(array.row_shape == shape, f"row_shape of {what}", array.row_shape, shape)
+class _Rows(NamedTuple):
+    """What an array of rows must be."""
+
+    what: str
+    array: RowArray
+    num_rows: int
+    dtypes: Collection[str] = ITEM_BYTES
+    shape: tuple[int, ...] | None = None  # None: any
+    ids: tuple[int, ...] = ()  # least value, then what values of each column are below
+
+    def check(self) -> None:
+        what, array = self.what, self.array
+        _expect(
+            array.num_rows == self.num_rows, f"num_rows of {what}", array.num_rows, self.num_rows
+        )
+        _expect(
+            array.dtype in self.dtypes, f"dtype of {what}", array.dtype, " or ".join(self.dtypes)
+        )
+        if self.shape is not None:
+            _expect(
+                array.row_shape == self.shape, f"row_shape of {what}", array.row_shape, self.shape
+            )
 
 
-def _check_type(manifest: Manifest, t: NodeType, parts: int) -> None:
-    """`parts`: partitions of types that have some."""
-    ids, num = (manifest.id_dtype,), t.num_nodes
-    _rows(t.original_id, f"original_id of {t.name!r}", num, ids, ())
-    _rows(t.store_id, f"store_id of {t.name!r}", num, ids, ())
-    if t.label is not None:
-        _rows(t.label, f"label of {t.name!r}", num)
-    for name, array in t.features.items():
-        _name(f"name of a feature of {t.name!r}", name)
-        _rows(array, f"feature {name!r} of {t.name!r}", num)
-    for name, array in t.splits.items():
-        _name(f"name of a split of {t.name!r}", name)
-        _rows(array, f"split {name!r} of {t.name!r}", array.num_rows, ("int64",), ())
-    what = f"num_partitions of {t.name!r}"
-    _count(what, t.num_partitions)
+def _described(manifest: Manifest) -> Iterator[_Rows]:
+    """All arrays of rows; arrays of ids are used as an index."""
+    ids, sizes = (manifest.id_dtype,), {t.name: t.num_nodes for t in manifest.types}
+    for t in manifest.types:
+        of, num, stored = f"of {t.name!r}", t.num_nodes, (t.first, t.first + t.num_nodes)
+        yield _Rows(f"original_id {of}", t.original_id, num, ids, (), (0, num))
+        yield _Rows(f"store_id {of}", t.store_id, num, ids, (), stored)
+        if t.label is not None:
+            yield _Rows(f"label {of}", t.label, num)
+        for name, array in t.features.items():
+            yield _Rows(f"feature {name!r} {of}", array, num)
+        for name, array in t.splits.items():
+            yield _Rows(f"split {name!r} {of}", array, array.num_rows, ("int64",), (), (0, num))
+        if t.hubs is not None:
+            yield _Rows(f"hubs {of}", t.hubs, t.hubs.num_rows, ids, (), stored)
+        if t.halo is not None:
+            slots = t.halo.nodes.num_rows
+            yield _Rows(f"halo {of}", t.halo.nodes, slots, ids, (), stored)
+            for array, copy in copied_arrays(t, t.halo):
+                what = f"{copy.path!r}, a copy of {array.path!r}"
+                yield _Rows(what, copy, slots, (array.dtype,), array.row_shape)
+        for split, hops in t.hops.items():
+            rows = hops.nodes.num_rows
+            yield from (_Rows(f"{array.path!r}", array, rows) for array in hops.arrays())
+            yield _Rows(f"hops {split!r} {of}", hops.nodes, rows, ("int64",), (), (0, num))
+    for r in manifest.relations:
+        of = f"of relation {r.name!r}"
+        for name, array in r.features.items():
+            yield _Rows(f"feature {name!r} {of}", array, r.num_edges)
+        for name, array in r.splits.items():
+            pairs = bool(array.row_shape)
+            below = (sizes[r.src], sizes[r.dst]) if pairs else (r.num_source_edges,)
+            shape = (2,) if pairs else ()
+            what = f"split {name!r} {of}"
+            yield _Rows(what, array, array.num_rows, ("int64",), shape, (0, *below))
+
+
+def copied_arrays(t: NodeType, halo: Halo) -> list[tuple[RowArray, RowArray]]:
+    """Arrays of a type of which its halo has copies: (array, copy)."""
+    pairs = [(t.features[name], copy) for name, copy in halo.features.items()]
+    if t.label is not None and halo.label is not None:
+        pairs.append((t.label, halo.label))
+    return pairs
+
+
+def _check_type(manifest: Manifest, t: NodeType) -> None:
+    """Partitions, hubs, halos and hops; of arrays see `_described`."""
+    of = f"of {t.name!r}"
+    parts = max(other.num_partitions for other in manifest.types)
+    what = f"num_partitions {of}"
     _expect(t.num_partitions in (0, parts), what, t.num_partitions, f"0, or {parts} as of others")
     _expect(
         bool(t.partition_offsets_path) == bool(t.num_partitions),
-        f"partition_offsets_path of {t.name!r}", t.partition_offsets_path,
-        "one, if there are partitions",
+        f"partition_offsets_path {of}", t.partition_offsets_path, "one, if there are partitions",
     )  # fmt: skip
     if t.hubs is not None:
-        _rows(t.hubs, f"hubs of {t.name!r}", t.hubs.num_rows, ids, ())
-        _expect(t.hubs.num_rows <= num, f"num_rows of hubs of {t.name!r}", t.hubs.num_rows, num)
-    _check_halo(t, ids)
+        most = t.num_nodes
+        _expect(t.hubs.num_rows <= most, f"num_rows of hubs {of}", t.hubs.num_rows, most)
+    if t.halo is not None:
+        _expect(t.num_partitions > 0, f"{what}, which has a halo", 0, "some")
+        names = sorted(t.halo.features), sorted(t.features)
+        _expect(names[0] == names[1], f"features of the halo {of}", *names)
+        labels = t.halo.label is not None, t.label is not None
+        _expect(labels[0] == labels[1], f"whether the halo {of} has labels", *labels)
     for split, hops in t.hops.items():
-        _check_hops(t, split)
-        _expect(hops.split == split, f"split of hops {split!r}", hops.split, split)
-
-
-def _check_halo(t: NodeType, ids: tuple[str, ...]) -> None:
-    """Each array of the type has a copy of the same rows."""
-    halo = t.halo
-    if halo is None:
-        return
-    _expect(t.num_partitions > 0, f"num_partitions of {t.name!r}, which has a halo", 0, "some")
-    num = halo.nodes.num_rows
-    _rows(halo.nodes, f"halo of {t.name!r}", num, ids, ())
-    names = sorted(halo.features), sorted(t.features)
-    _expect(names[0] == names[1], f"features of the halo of {t.name!r}", *names)
-    labels = halo.label is not None, t.label is not None
-    _expect(labels[0] == labels[1], f"whether the halo of {t.name!r} has labels", *labels)
-    pairs = [(t.features[name], copy) for name, copy in halo.features.items()]
-    pairs += [(t.label, halo.label)] if t.label is not None and halo.label is not None else []
-    for array, copy in pairs:
-        what = f"{copy.path!r}, a copy of {array.path!r}"
-        _rows(copy, what, num, (array.dtype,), array.row_shape)
-
-
-def _check_hops(t: NodeType, split: str) -> None:
-    hops, what = t.hops[split], f"hops {split!r} of {t.name!r}"
-    num = hops.nodes.num_rows
-    _name(f"split of {what}", split)
-    _expect(num <= t.num_nodes, f"num_rows of {what}", num, f"at most {t.num_nodes}")
-    _rows(hops.nodes, f"nodes of {what}", num, ("int64",), ())
-    _expect(
-        bool(hops.operators) and all(hops.operators.values()),
-        f"operators of {what}", list(hops.operators), "some, each with hop 0 at least",
-    )  # fmt: skip
-    first = next(iter(hops.operators.values()))[0]
-    for name, chain in hops.operators.items():
-        _name(f"operator of {what}", name)
-        _expect(chain[0] == first, f"hop 0 of {name!r}", chain[0].path, first.path)
-    for array in hops.arrays():
-        _rows(array, f"{array.path!r}", num)
+        what, num = f"hops {split!r} {of}", hops.nodes.num_rows
+        _expect(hops.split == split, f"split of {what}", hops.split, split)
+        _expect(num <= t.num_nodes, f"num_rows of {what}", num, f"at most {t.num_nodes}")
         _expect(
-            array.rows_per_block > 0, f"rows_per_block of {array.path!r}", array.rows_per_block,
-            "an array without gaps",
+            bool(hops.operators) and all(hops.operators.values()),
+            f"operators of {what}", list(hops.operators), "some, each with hop 0 at least",
         )  # fmt: skip
+        first = next(iter(hops.operators.values()))[0]
+        for name, chain in hops.operators.items():
+            _expect(chain[0] == first, f"hop 0 of {name!r}", chain[0].path, first.path)
+        for array in hops.arrays():
+            count = array.rows_per_block
+            _expect(count > 0, f"rows_per_block of {array.path!r}", count, "an array without gaps")
 
 
 def _check_relation(manifest: Manifest, relation: Relation) -> None:
@@ -253,48 +264,24 @@ def _check_relation(manifest: Manifest, relation: Relation) -> None:
         relation.edge_id_dtype in (None, *_IDS),
         f"edge_id_dtype of {what}", relation.edge_id_dtype, f"none, {' or '.join(_IDS)}",
     )  # fmt: skip
-    _count(f"num_source_edges of {what}", relation.num_source_edges)
     copies = relation.halo is not None, dst.halo is not None
     _expect(copies[0] == copies[1], f"whether {what} has a halo, as {dst.name!r} does", *copies)
     capacity = edge_layout(manifest, relation).capacity(manifest.block_bytes)
     for columns in columns_of(relation):
-        _count(f"num_blocks of {what}", columns.num_blocks)
-        _count(f"num_edges of {what}", columns.num_edges)
         most = columns.num_blocks * capacity
         _expect(columns.num_edges <= most, f"num_edges of {what}", columns.num_edges, most)
-    for name, array in relation.features.items():
-        _name(f"name of a feature of {what}", name)
-        _rows(array, f"feature {name!r} of {what}", relation.num_edges)
-    for name, array in relation.splits.items():
-        _name(f"name of a split of {what}", name)
-        _rows(array, f"split {name!r} of {what}", array.num_rows, ("int64",))
-        _expect(
-            array.row_shape in ((), (2,)), f"row_shape of split {name!r} of {what}",
-            array.row_shape, "() or (2,)",
-        )  # fmt: skip
 
 
 def row_checks(manifest: Manifest) -> dict[str, "RowCheck"]:
-    """Of every array of ids, by path: they are used as an index."""
-    found: dict[str, RowCheck] = {}
-    sizes = {t.name: t.num_nodes for t in manifest.types}
-
-    def limit(array: RowArray | None, first: int, *stop: int) -> None:
-        if array is not None:
-            per_block = row_geometry(array, manifest.block_bytes).rows_per_block
-            found[array.path] = RowCheck(array, per_block, first, np.array(stop, np.int64))
-
-    for t in manifest.types:
-        stop = t.first + t.num_nodes
-        for array in (t.store_id, t.hubs, t.halo.nodes if t.halo else None):
-            limit(array, t.first, stop)
-        for array in (t.original_id, *t.splits.values(), *(h.nodes for h in t.hops.values())):
-            limit(array, 0, t.num_nodes)
-    for r in manifest.relations:
-        for array in r.splits.values():
-            ends = sizes[r.src], sizes[r.dst]
-            limit(array, 0, *(ends if array.row_shape else (r.num_source_edges,)))
-    return found
+    """Of every array of ids, by path."""
+    return {
+        rows.array.path: RowCheck(
+            rows.array, row_geometry(rows.array, manifest.block_bytes).rows_per_block,
+            rows.ids[0], np.array(rows.ids[1:], np.int64),
+        )
+        for rows in _described(manifest)
+        if rows.ids
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,22 +462,3 @@ def _check_room(
             f"{where}: block {bad[0]} would have {nodes[bad[0]]} columns and {edges[bad[0]]} "
             f"edges, expected what {block_bytes} bytes hold; ingest again, or restore the file"
         )
-
-
-def check_file_sizes(manifest: Manifest, root: str) -> None:
-    """Side arrays are as long as the manifest says: then nothing larger than the files is allocated
-    for what it speaks of.  Raises CorruptBlock.
-
-    root   as in `inside`
-    """
-    for path, dtype, size in side_arrays(manifest):
-        if not size:
-            continue
-        file = inside(root, f"{path}/c/0")
-        try:
-            found = file.stat().st_size
-        except OSError as error:
-            raise CorruptBlock(f"{file}: {error.strerror}, expected a side array") from error
-        expected = size * ITEM_BYTES[dtype] + 4
-        if found != expected:
-            raise CorruptBlock(f"{file}: {found} bytes, expected {expected}")

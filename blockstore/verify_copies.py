@@ -12,6 +12,7 @@ from blockstore.format import Halo, HaloColumns, NodeType, Relation, RowArray
 from blockstore.kernels.digest import digest_columns, digest_rows
 from blockstore.store import Store, read_rows, scan_blocks, scan_rows
 from blockstore.unpack import unpack_block
+from blockstore.validate import copied_arrays
 from blockstore.verify_graph import VerifyReport, check_columns
 
 
@@ -22,10 +23,7 @@ def check_copies(store: Store, node_type: NodeType, report: VerifyReport) -> Non
     if halo is None:
         return
     nodes = _check_slots(store, node_type, halo, hubs)
-    pairs = [(node_type.features[name], copy) for name, copy in halo.features.items()]
-    if halo.label is not None and node_type.label is not None:
-        pairs.append((node_type.label, halo.label))
-    for array, copy in pairs:
+    for array, copy in copied_arrays(node_type, halo):
         if store.rows(array).holes is None:  # of what is not here nothing can be said
             compare_rows(store, array, copy, nodes - node_type.first)
     for relation in store.manifest.relations:

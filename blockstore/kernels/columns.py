@@ -5,29 +5,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import (
-    BLOCK_HEADER,
-    LAST_DEGREE_OFFSET,
-    NUM_CARRIED_OFFSET,
-    NUM_EDGES_OFFSET,
-    NUM_NODES_OFFSET,
-    SOURCE_BASE_OFFSET,
-    SOURCE_BITS_OFFSET,
-    EdgeLayout,
-)
+from blockstore.format import BLOCK_HEADER, FIELD_OFFSETS, EdgeLayout
 from blockstore.kernels.jit import inner
 from blockstore.kernels.packed import PackedIds
 from blockstore.kernels.records import EdgeRecord, RecordPlaces
 
 HEADER_BYTES = BLOCK_HEADER.size  # the offsets follow
 HEADER_WORDS = HEADER_BYTES // 4
-FIRST_NODE = 2  # this and the others in words of four bytes
-LAST_DEGREE = LAST_DEGREE_OFFSET // 4
-NUM_NODES = NUM_NODES_OFFSET // 4
-NUM_EDGES = NUM_EDGES_OFFSET // 4
-NUM_CARRIED = NUM_CARRIED_OFFSET // 4
-SOURCE_BITS = SOURCE_BITS_OFFSET // 4
-SOURCE_BASE = SOURCE_BASE_OFFSET // 4
+# fields, in words of four bytes
+FIRST_NODE, LAST_DEGREE, NUM_NODES, NUM_EDGES, NUM_CARRIED, SOURCE_BITS, SOURCE_BASE = (
+    at // 4 for at in FIELD_OFFSETS.values()
+)
 
 
 class BlockView(NamedTuple):
