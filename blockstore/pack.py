@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import BLOCK_HEADER, TIME_DTYPE, WEIGHT_DTYPE, BlockHeader, EdgeLayout
-from blockstore.kernels.pack import count_fitting
+from blockstore.kernels.columns import count_fitting
 from blockstore.kernels.packed import pack_ids
 
 Emit = Callable[[NDArray[np.uint8]], None]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES, BlockGeometry
 from blockstore.io.elsewhere import RemoteRows
-from blockstore.kernels.absent import place_rows
+from blockstore.kernels.rows import place_rows
 from blockstore.kernels.crc import find_bad_page
 from blockstore.kernels.reads import PAGE, PAGES, PLACE, SHARD
 from blockstore.part import Holes

@@ -23,6 +23,7 @@ from blockstore.kernels.columns import (
 )
 from blockstore.kernels.crc import find_bad_page
 from blockstore.kernels.jit import inner, leaf, njit
+from blockstore.kernels.locate import first_above
 from blockstore.kernels.packed import PackedIds, id_at
 
 _TOGETHER = 4  # pages: 16 KiB stay in the nearest cache
@@ -67,19 +68,6 @@ def _bad_field(words, block, expected):
 
 
 @inner
-def _head_of(first_node, block):
-    """The block in which the last column before those of `block` starts; -1: there is none."""
-    low, high = np.int64(-1), np.int64(block) - 1
-    while low < high:
-        middle = (low + high + 1) >> 1
-        if first_node[middle] < first_node[block]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-@inner
 def _is_carried(carried, block, first_node, first_edge, capacity):
     """Whether the edges before a block's columns can be those of a column that goes on here."""
     num_edges = np.int64(first_edge[block + 1] - first_edge[block])
@@ -89,7 +77,8 @@ def _is_carried(carried, block, first_node, first_edge, capacity):
         return False  # edges of no column
     if carried == 0:
         return True
-    head = _head_of(first_node, block)  # it holds one column and is full, as are those between
+    # the last column before this block starts in a block that it fills alone, as those between
+    head = first_above(first_node, np.int64(0), block, np.int64(first_node[block]) - 1) - 1
     return (
         head >= 0
         and first_node[head + 1] - first_node[head] == 1

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import BLOCK_HEADER, FIELD_OFFSETS, EdgeLayout
-from blockstore.kernels.jit import inner
+from blockstore.kernels.jit import inner, njit
 from blockstore.kernels.packed import PackedIds
 from blockstore.kernels.records import EdgeRecord, RecordPlaces
 
@@ -138,3 +138,29 @@ def record_places(view, block, edge, first_item):
     item = edge + (first_item[block] if first_item.size else 0)
     ids = view.edge_bytes // 4
     return RecordPlaces((edge_at + edge) * ids, weight_at + edge, 2 * (time_at + edge), item)
+
+
+@njit(nogil=True, cache=True)
+def count_fitting(degrees, at, num_nodes, num_edges, block_bytes, bits, capacity):
+    """Columns from `at` on that fit into a block that has num_nodes columns and num_edges edges.
+
+    degrees   int64 (columns,)
+    bits      of an edge in each section: `EdgeLayout.bits`
+    capacity  a longer column is a multi-block column and never fits
+
+    Returns (columns, edges), int64.  Sizes as in `EdgeLayout.sections`.
+    """
+    columns = edges = 0
+    for j in range(at, degrees.size):
+        if degrees[j] > capacity:
+            break
+        nodes, total = num_nodes + columns + 1, num_edges + edges + degrees[j]
+        fill = (
+            edges_start(nodes) + packed_size(total, bits[0]) + (total * bits[1] // 8 + 7) // 8 * 8
+        )
+        fill += (total * bits[2] // 8 + 7) // 8 * 8 + total * bits[3] // 8
+        if fill > block_bytes:
+            break
+        columns += 1
+        edges += degrees[j]
+    return columns, edges

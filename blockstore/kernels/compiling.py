@@ -11,18 +11,16 @@ import importlib
 import os
 import pickle
 import select
-import struct
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from blockstore.kernels import jit
 
 _IDLE_S = 5.0  # that the child waits for a further kernel
-_LENGTH = struct.Struct("<Q")
 _DONE, _FAILED = b"\1", b"\0"
 
 
@@ -47,7 +45,7 @@ class CompilerProcess:
     def compile(self, function: Any, signature: Any) -> bool:
         """Whether the kernel is in the cache now; if not, this process has to compile it."""
         module, name = function.__module__, function.__qualname__
-        asked = pickle.dumps((module, name, signature))
+        asked = pickle.dumps((module, name, signature))  # it says where it ends
         self.awaited = f"{module}.{name}"
         try:
             # a child that was idle for too long may end just as it is asked
@@ -65,7 +63,7 @@ class CompilerProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(_LENGTH.pack(len(asked)) + asked)
+            process.stdin.write(asked)
             process.stdin.flush()
             answer = process.stdout.read(1)
         except (BrokenPipeError, ValueError):  # `_wait` has closed the pipes
@@ -118,20 +116,16 @@ def awaited_kernel() -> str:
     return "" if _compiler is None else _compiler.awaited
 
 
-def _read(source: BinaryIO) -> bytes:
-    """What is asked; empty: nothing more comes."""
-    # read by `os.read` alone: a buffer might hold what `select` then waits for
-    if not select.select([source], [], [], _IDLE_S)[0]:
-        return b""
-    head = _read_exactly(source, _LENGTH.size)
-    return _read_exactly(source, _LENGTH.unpack(head)[0]) if head else b""
-
-
-def _read_exactly(source: BinaryIO, count: int) -> bytes:
-    found = b""
-    while len(found) < count and (piece := os.read(source.fileno(), count - len(found))):
-        found += piece
-    return found if len(found) == count else b""
+def _next_asked() -> tuple[str, str, Any] | None:
+    """What is asked; None: nothing more comes."""
+    # who asks waits for the answer: no buffer holds what `select` then waits for
+    if not select.select([sys.stdin], [], [], _IDLE_S)[0]:
+        return None
+    try:
+        asked: tuple[str, str, Any] = pickle.load(sys.stdin.buffer)  # noqa: S301 who started this
+    except (EOFError, pickle.UnpicklingError):
+        return None
+    return asked
 
 
 def main() -> None:
@@ -142,8 +136,8 @@ def main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # whatever is printed is no answer
     with contextlib.suppress(BrokenPipeError):  # who asked has been killed
-        while asked := _read(sys.stdin.buffer):
-            module, name, signature = pickle.loads(asked)  # noqa: S301 from who started this process
+        while asked := _next_asked():
+            module, name, signature = asked
             try:
                 getattr(importlib.import_module(module), name).compile(signature)
             except Exception as error:

@@ -16,25 +16,10 @@ def fold(digest, word):
 
 
 @njit(nogil=True, cache=True)
-def digest_rows(words, chosen, out):
-    """out[i] = digest of row chosen[i].
-
-    words    uint8 or uint32 (rows, words)
-    chosen   int64 (any,)
-    out      uint64 (any,)
-    """
-    for i in range(chosen.size):
-        digest = np.uint64(0)
-        for j in range(words.shape[1]):
-            digest = fold(digest, words[chosen[i], j])
-        out[i] = digest
-
-
-@njit(nogil=True, cache=True)
 def digest_columns(words, begins, columns, digests):
-    """Take digests of columns on by the edges that are here.
+    """Take digests of columns on by the edges that are here; a row is a column of one.
 
-    words    uint32 (edges, words)
+    words    uint8 or uint32 (edges, words)
     begins   int64 (any + 1,)         first edge of each column of a block, then all
     columns  int64 (chosen,)          which of these
     digests  uint64 (chosen,)         in and out

@@ -30,45 +30,29 @@ def has_crc32() -> bool:
     return x86 and bool(get_host_cpu_features().get("sse4.2"))
 
 
-@_or_python(lambda a, b: np.uint64(int(a) * int(b) & _BITS))
-def wrap_mul(_context, a, b):
-    """Low 64 bits of a product; uint64, uint64 -> uint64."""
+def _of_two(python, build):
+    """An instruction of two numbers; uint64, uint64 -> uint64."""
 
-    def codegen(_context, builder, _signature, args):
-        return builder.mul(*args)
+    @_or_python(lambda a, b: np.uint64(python(int(a), int(b)) & _BITS))
+    def instruction(_context, a, b):
+        def codegen(_context, builder, _signature, args):
+            return build(builder, *args)
 
-    return types.uint64(types.uint64, types.uint64), codegen
+        return types.uint64(types.uint64, types.uint64), codegen
 
-
-@_or_python(lambda a, b: np.uint64(int(a) + int(b) & _BITS))
-def wrap_add(_context, a, b):
-    """Low 64 bits of a sum; uint64, uint64 -> uint64."""
-
-    def codegen(_context, builder, _signature, args):
-        return builder.add(*args)
-
-    return types.uint64(types.uint64, types.uint64), codegen
+    return instruction
 
 
-@_or_python(lambda a, b: np.uint64(int(a) - int(b) & _BITS))
-def wrap_sub(_context, a, b):
-    """Low 64 bits of a difference; uint64, uint64 -> uint64."""
-
-    def codegen(_context, builder, _signature, args):
-        return builder.sub(*args)
-
-    return types.uint64(types.uint64, types.uint64), codegen
+def _high_half(builder, a, b):
+    wide = builder.mul(builder.zext(a, _INT128), builder.zext(b, _INT128))
+    return builder.trunc(builder.lshr(wide, ir.Constant(_INT128, 64)), _INT64)
 
 
-@_or_python(lambda a, b: np.uint64(int(a) * int(b) >> 64))
-def mulhi(_context, a, b):
-    """High 64 bits of a product; uint64, uint64 -> uint64."""
-
-    def codegen(_context, builder, _signature, args):
-        wide = builder.mul(*(builder.zext(arg, _INT128) for arg in args))
-        return builder.trunc(builder.lshr(wide, ir.Constant(_INT128, 64)), _INT64)
-
-    return types.uint64(types.uint64, types.uint64), codegen
+# sums, differences and products of which the low 64 bits count; the high 64 bits of a product
+wrap_add = _of_two(lambda a, b: a + b, lambda builder, a, b: builder.add(a, b))
+wrap_sub = _of_two(lambda a, b: a - b, lambda builder, a, b: builder.sub(a, b))
+wrap_mul = _of_two(lambda a, b: a * b, lambda builder, a, b: builder.mul(a, b))
+mulhi = _of_two(lambda a, b: a * b >> 64, _high_half)
 
 
 @_or_python(lambda word: np.int64(int(word).bit_count()))
@@ -81,10 +65,16 @@ def popcount(_context, word):
     return types.int64(types.uint64), codegen
 
 
+def _place(context, builder, signature, args, array, at):
+    """Where an element lies of an argument, an array, that is given by its number."""
+    view = context.make_array(signature.args[array])(context, builder, args[array])
+    return builder.gep(view.data, [at])
+
+
 def _ask(context, builder, signature, args, at):
     """Prefetch element `at` of the first argument, an array."""
-    view = context.make_array(signature.args[0])(context, builder, args[0])
-    address = builder.bitcast(builder.gep(view.data, [at]), _BYTE.as_pointer())
+    place = _place(context, builder, signature, args, 0, at)
+    address = builder.bitcast(place, _BYTE.as_pointer())
     function = cgutils.get_or_insert_function(
         builder.module,
         ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _INT32, _INT32, _INT32]),
@@ -148,8 +138,8 @@ def load_bits(_context, data, bit):
     """
 
     def codegen(context, builder, signature, args):
-        view = context.make_array(signature.args[0])(context, builder, args[0])
-        address = builder.gep(view.data, [_element(builder, signature, args)])
+        at = _element(builder, signature, args)
+        address = _place(context, builder, signature, args, 0, at)
         if (width := signature.args[0].dtype.bitwidth) > 8:
             number = builder.load(address)
             return number if width == 64 else builder.zext(number, _INT64)
@@ -173,11 +163,9 @@ def copy_bytes(_context, source, start, target, at, num_bytes):
     """
 
     def codegen(context, builder, signature, args):
-        sides = []
-        for array, offset in ((0, 1), (2, 3)):
-            view = context.make_array(signature.args[array])(context, builder, args[array])
-            sides.append(builder.gep(view.data, [args[offset]]))
-        cgutils.raw_memcpy(builder, sides[1], sides[0], args[4], 1)
+        of = _place(context, builder, signature, args, 0, args[1])
+        to = _place(context, builder, signature, args, 2, args[3])
+        cgutils.raw_memcpy(builder, to, of, args[4], 1)
         return context.get_dummy_value()
 
     return types.void(source, types.int64, target, types.int64, types.int64), codegen
@@ -202,11 +190,10 @@ def stream_vector(_context, source, start, target, at):
 
     def codegen(context, builder, signature, args):
         vector = ir.VectorType(_INT64, VECTOR // 8).as_pointer()
-        of = context.make_array(signature.args[0])(context, builder, args[0]).data
-        to = context.make_array(signature.args[2])(context, builder, args[2]).data
-        piece = builder.load(builder.bitcast(builder.gep(of, [args[1]]), vector), align=1)
-        place = builder.bitcast(builder.gep(to, [args[3]]), vector)
-        stored = builder.store(piece, place, align=VECTOR)
+        of = _place(context, builder, signature, args, 0, args[1])
+        to = _place(context, builder, signature, args, 2, args[3])
+        piece = builder.load(builder.bitcast(of, vector), align=1)
+        stored = builder.store(piece, builder.bitcast(to, vector), align=VECTOR)
         once = builder.module.add_metadata([ir.Constant(_INT32, 1)])
         stored.set_metadata("nontemporal", once)
         return context.get_dummy_value()
@@ -244,9 +231,9 @@ def add_lanes(_context, target, at, source):
         dtype = context.get_value_type(signature.args[0].dtype)
         size = context.get_abi_sizeof(dtype)
         vector = ir.VectorType(dtype, LANES).as_pointer()
-        to = context.make_array(signature.args[0])(context, builder, args[0]).data
+        to = _place(context, builder, signature, args, 0, args[1])
         of = context.make_array(signature.args[2])(context, builder, args[2]).data
-        place = builder.bitcast(builder.gep(to, [args[1]]), vector)
+        place = builder.bitcast(to, vector)
         total = builder.fadd(
             builder.load(place, align=size), builder.load(builder.bitcast(of, vector), align=size)
         )
@@ -299,8 +286,8 @@ def preadv(_context, fd, iovecs, low, high, offset):
     """
 
     def codegen(context, builder, signature, args):
-        view = context.make_array(signature.args[1])(context, builder, args[1])
-        first = builder.gep(view.data, [builder.mul(args[2], ir.Constant(_INT64, 2))])
+        at = builder.mul(args[2], ir.Constant(_INT64, 2))
+        first = _place(context, builder, signature, args, 1, at)
         function = cgutils.get_or_insert_function(
             builder.module,
             ir.FunctionType(_INT64, [_INT32, _BYTE.as_pointer(), _INT32, _INT64]),
@@ -346,8 +333,8 @@ def load_shared(_context, words, index):
     """words[index], before anything that is read after it; uint32 (any,), int64 -> uint32."""
 
     def codegen(context, builder, signature, args):
-        view = context.make_array(signature.args[0])(context, builder, args[0])
-        return builder.load_atomic(builder.gep(view.data, [args[1]]), "acquire", 4)
+        place = _place(context, builder, signature, args, 0, args[1])
+        return builder.load_atomic(place, "acquire", 4)
 
     return types.uint32(words, types.int64), codegen
 
@@ -361,8 +348,8 @@ def store_shared(_context, words, index, value):
     """words[index] = value, after all that was written before; uint32 (any,), int64, uint32."""
 
     def codegen(context, builder, signature, args):
-        view = context.make_array(signature.args[0])(context, builder, args[0])
-        builder.store_atomic(args[2], builder.gep(view.data, [args[1]]), "release", 4)
+        place = _place(context, builder, signature, args, 0, args[1])
+        builder.store_atomic(args[2], place, "release", 4)
         return context.get_dummy_value()
 
     return types.void(words, types.int64, types.uint32), codegen

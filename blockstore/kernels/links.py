@@ -6,22 +6,10 @@ Layout of blocks: FORMAT.md, "Graph blocks".
 import numpy as np
 
 from blockstore.kernels.columns import HEADER_WORDS, NUM_CARRIED, NUM_NODES, sections, slot_word
-from blockstore.kernels.jit import inner, leaf, njit
+from blockstore.kernels.jit import leaf, njit
+from blockstore.kernels.locate import first_above
 from blockstore.kernels.packed import id_at
 from blockstore.kernels.random import draw_below
-
-
-@inner
-def _column_of(arena32, base, edge):
-    """Which of a block's columns its edge of this number belongs to."""
-    low, high = np.int64(0), np.int64(arena32[base + NUM_NODES]) - 1
-    while low < high:
-        middle = (low + high + 1) >> 1
-        if np.int64(arena32[base + HEADER_WORDS + middle]) <= edge:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 @leaf
@@ -46,7 +34,9 @@ def find_ends(view, entries, blocks, first_edge, src, dst, index, times):
         if k < np.int64(view.words[base + NUM_CARRIED]):  # of the last column that starts before
             dst[i] = np.int64(view.first_node[block]) - 1
         else:
-            dst[i] = np.int64(view.first_node[block]) + _column_of(view.words, base, k)
+            offsets, num_nodes = base + HEADER_WORDS, np.int64(view.words[base + NUM_NODES])
+            at = first_above(view.words, offsets, offsets + num_nodes, k)
+            dst[i] = np.int64(view.first_node[block]) + at - 1 - offsets
         if view.edge_bytes:
             index[i] = view.edge_ids[edge_at + k]
         if times.size:
@@ -86,18 +76,6 @@ def group_excluded(places, sources, starts, out):
             out[starts[s] : starts[s + 1]].sort()
 
 
-@inner
-def _holds(values, low, high, value):
-    """Whether `value` is among values[low:high], which ascend."""
-    while low < high:
-        middle = (low + high) >> 1
-        if values[middle] < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 @leaf
 def drop_excluded(
     excluded_starts, excluded, starts, draws, edge_starts, edge_draws, counts, num
@@ -116,7 +94,7 @@ def drop_excluded(
         first, kept = starts[i], np.int64(0)
         for k in range(np.int64(counts[i])):
             source = draws[first + k]
-            found = _holds(excluded, low, high, source)
+            found = first_above(excluded, low, high, np.int64(source) - 1)
             if found < high and excluded[found] == source:
                 continue
             draws[first + kept] = source

@@ -33,14 +33,14 @@ def build_guide(first_node, first, num_nodes, shift):
 
 
 @inner
-def _search(first_node, low, high, node):
-    """The last of blocks low..high whose first column is `node` or before it."""
+def first_above(values, low, high, value):
+    """The first of values[low:high], which ascend, that is above an int64, or `high`."""
     while low < high:
-        middle = (low + high + 1) >> 1
-        if first_node[middle] <= node:
-            low = middle
+        middle = (low + high) >> 1
+        if np.int64(values[middle]) <= value:
+            low = middle + 1
         else:
-            high = middle - 1
+            high = middle
     return low
 
 
@@ -53,14 +53,7 @@ def hide_outside(nodes, num, ranges, blocks):
     blocks  int32 (>= num,)     in, out
     """
     for i in range(num):
-        low, high, node = 0, ranges.size, np.int64(nodes[i])
-        while low < high:  # how many bounds are `node` or below it
-            middle = (low + high) >> 1
-            if ranges[middle] <= node:
-                low = middle + 1
-            else:
-                high = middle
-        if low % 2 == 0:
+        if first_above(ranges, np.int64(0), ranges.size, np.int64(nodes[i])) % 2 == 0:
             blocks[i] = -1
 
 
@@ -86,7 +79,7 @@ def locate_columns(nodes, num, first, num_nodes, first_node, guide, shift, block
         high = np.int64(guide[entry + 1]) if entry + 1 < guide.size else first_node.size - 2
         node = np.uint64(nodes[i])
         if high - block > _STEPS:
-            block = _search(first_node, block, high, node)
+            block = first_above(first_node, block, high + 1, np.int64(node)) - 1
         while block < high and first_node[block + 1] <= node:
             block += 1
         blocks[i] = block

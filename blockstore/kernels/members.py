@@ -17,6 +17,7 @@ from blockstore.kernels.columns import (
 )
 from blockstore.kernels.intrinsics import popcount, prefetch
 from blockstore.kernels.jit import inner, leaf, njit
+from blockstore.kernels.locate import first_above
 from blockstore.kernels.packed import id_at, view_ids
 from blockstore.kernels.picks import (
     BY_SOURCE,
@@ -241,14 +242,8 @@ def add_first_edges(offsets, first_node, first_edge, nodes, bounds, out):
     """
     stop_node = first_node + offsets.size - 1
     for g in range(bounds.size - 1):
-        low, high = np.int64(bounds[g]), np.int64(bounds[g + 1])
-        stop = high
-        while low < high:
-            middle = (low + high) >> 1
-            if np.int64(nodes[middle]) < first_node:
-                low = middle + 1
-            else:
-                high = middle
+        low, stop = np.int64(bounds[g]), np.int64(bounds[g + 1])
+        low = first_above(nodes, low, stop, first_node - 1)
         while low < stop and np.int64(nodes[low]) < stop_node:
             out[low] += first_edge + np.int64(offsets[np.int64(nodes[low]) - first_node])
             low += 1

@@ -182,14 +182,6 @@ def compact_records(draws, starts, counts, num, out, first):
 
 
 @njit(nogil=True, cache=True)
-def mark_needed(starts, needed):
-    """needed[b] = 1 for each block that has entries; `starts` as `order_by_block` makes them."""
-    for b in range(starts.size - 1):
-        if starts[b + 1] > starts[b]:
-            needed[b] = 1
-
-
-@njit(nogil=True, cache=True)
 def entries_of_blocks(order, starts, blocks, out):
     """The entries of some blocks, one block after the other.
 
@@ -206,32 +198,6 @@ def entries_of_blocks(order, starts, blocks, out):
             out[count] = order[j]
             count += 1
     return count
-
-
-@njit(nogil=True, cache=True)
-def count_draws(degrees, entries, num, fanout, replace):
-    """How many edges entries[:num] draw, of columns with these degrees; int64."""
-    total = np.int64(0)
-    for j in range(num):
-        degree = np.int64(degrees[entries[j]])
-        if fanout < 0 or (degree < fanout and not replace):
-            total += degree
-        elif degree > 0:
-            total += fanout
-    return total
-
-
-@njit(nogil=True, cache=True)
-def place_draws(degrees, entries, num, fanout, replace, first, starts):
-    """starts[i] for entries[:num], one after the other from `first` on: room for what they draw."""
-    for j in range(num):
-        i = entries[j]
-        starts[i] = first
-        degree = np.int64(degrees[i])
-        if fanout < 0 or (degree < fanout and not replace):
-            first += degree
-        elif degree > 0:
-            first += fanout
 
 
 @njit(nogil=True, cache=True)

@@ -114,3 +114,10 @@ def draw_each(key, bound, out):
     """out[i] = draw 0 of number i under `key`: int64, uniform in [0, bound), bound >= 1."""
     for i in range(out.size):
         out[i] = draw_below(key, i, 0, bound)
+
+
+@njit(nogil=True, cache=True)
+def permute_each(index, size, key, out):
+    """out[i] = permute(index[i], size, key) where index[i] < size, else index[i]; int64, int64."""
+    for i in range(index.size):
+        out[i] = permute(index[i], size, key) if index[i] < size else index[i]

@@ -68,15 +68,14 @@ def put_record(words, own, places, position, wanted, out, row):
 @inner
 def ask_for_records(words, own, places, wanted, degree, positions, at, found, whole):
     """Prefetch what `put_record` reads of a column's picks; as `ask_for_picks`."""
-    if wanted.ids and own.ids:
-        first, bits = 32 * places.ids, 32 * own.ids
-        ask_for_picks(words, first, bits, degree, positions, at, found, whole)
-    if wanted.weights and own.weights:
-        first, bits = 32 * places.weights, 32 * own.weights
-        ask_for_picks(words, first, bits, degree, positions, at, found, whole)
-    if wanted.times and own.times:
-        first, bits = 32 * places.times, 32 * own.times
-        ask_for_picks(words, first, bits, degree, positions, at, found, whole)
-    if wanted.items and own.items:
-        first, bits = 32 * places.items, 32 * own.items
-        ask_for_picks(words, first, bits, degree, positions, at, found, whole)
+    _ask(words, places.ids, own.ids, wanted.ids, degree, positions, at, found, whole)
+    _ask(words, places.weights, own.weights, wanted.weights, degree, positions, at, found, whole)
+    _ask(words, places.times, own.times, wanted.times, degree, positions, at, found, whole)
+    _ask(words, places.items, own.items, wanted.items, degree, positions, at, found, whole)
+
+
+@inner
+def _ask(words, first, own, wanted, degree, positions, at, found, whole):
+    """Of one section."""
+    if wanted and own:
+        ask_for_picks(words, 32 * first, 32 * own, degree, positions, at, found, whole)

@@ -67,24 +67,6 @@ def count_new(nodes, num, first, num_nodes, bits, shift, counts):
                 counts[row >> shift] += 1
 
 
-@leaf
-def count_passing(nodes, num, first, num_nodes, bits, table):
-    """Rows of regions that do not stay that are not in the set yet, which they enter; int64."""
-    found, base, shift = np.int64(0), table.base, table.shift
-    one, low = np.uint64(1), np.uint64(63)
-    for i in range(num):
-        if i + _AHEAD < num:
-            prefetch(bits, (np.int64(nodes[i + _AHEAD]) - first) >> 6)
-        row = np.int64(nodes[i]) - first
-        if 0 <= row < num_nodes and base[row >> shift] < 0:
-            mask = one << (np.uint64(row) & low)
-            word = row >> 6
-            if not bits[word] & mask:
-                bits[word] |= mask
-                found += 1
-    return found
-
-
 @inner
 def _ask_ahead(nodes, i, num, first, num_nodes, table):
     """Prefetch the place of a row that comes soon, unless its region stays."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import BlockGeometry
+from blockstore.format import PAGE_BYTES, BlockGeometry
 from blockstore.kernels.intrinsics import VECTOR, copy_bytes, fence, prefetch, stream_vector
 from blockstore.kernels.jit import inner, leaf, njit
 
@@ -17,6 +17,7 @@ _AHEAD_BYTES, _LEAST_AHEAD, _MOST_AHEAD = 8 << 10, 2, 16
 # Rows of so many bytes are written past the caches, which could not keep them for their reader:
 # a line is then not read before it is written.
 _STREAM_BYTES = 16 << 20
+_HOPS_AHEAD = 4  # rows of propagated features, of all arrays
 
 
 class RowLayout(NamedTuple):
@@ -139,13 +140,6 @@ def gather_rows(data, addresses, start, stop, row_bytes, out):
 
 
 @leaf
-def widen(values, out):
-    """out[i] = values[i]; uint32 or uint64 in, int64 out."""
-    for i in range(values.size):
-        out[i] = np.int64(values[i])
-
-
-@leaf
 def expand_counts(counts, first_local, out):
     """Local target of each edge: entry i, counts[i] times first_local + i; out int64.
 
@@ -157,3 +151,103 @@ def expand_counts(counts, first_local, out):
             out[edge] = first_local + i
             edge += 1
     return edge
+
+
+@njit(nogil=True, cache=True)
+def place_rows(rows, which, starts, lows, highs, row_bytes, memory):
+    """Copy rows into runs of pages; of a row on the edge of a run what is inside.
+
+    rows         uint8 (count * row_bytes,)
+    which        int64 (n,)   number in `rows` of each row that is placed
+    starts       int64 (n,)   byte of `memory` where it begins; may be before `lows`
+    lows, highs  int64 (n,)   bytes of `memory` that its run of pages takes
+    memory       uint8        out
+    """
+    for i in range(which.size):
+        first = max(lows[i] - starts[i], 0)
+        stop = min(highs[i] - starts[i], row_bytes)
+        if first < stop:
+            copy_row(rows, which[i] * row_bytes + first, memory, starts[i] + first, stop - first)
+
+
+class PlacedRows(NamedTuple):
+    """The rows of one array that a batch of a group may want, by the places of its nodes."""
+
+    hot: tuple[int, int]  # places of nodes whose rows stay: [first, stop)
+    cold: tuple[int, int]  # and of those whose rows belong to the group
+    hot_slots: NDArray[np.int64]  # of the blocks of the first
+    cold_slots: NDArray[np.int64]  # and of the second
+    rows_per_block: int
+    row_bytes: int
+    slot_bytes: int
+
+
+@leaf
+def address_places(places, rows, out):
+    """Arena byte offset of each node's row; NO_ROW for a node that has none in this array.
+
+    places   uint32 (nodes,)
+    rows     PlacedRows
+    out      uint64 (>= nodes,)
+    """
+    hot_first, hot_stop = rows.hot
+    cold_first, cold_stop = rows.cold
+    per_block, row_bytes = np.uint32(rows.rows_per_block), rows.row_bytes
+    slot_bytes = rows.slot_bytes
+    for i in range(places.size):
+        place = np.int64(places[i])
+        if hot_first <= place < hot_stop:
+            row = np.uint32(place - hot_first)
+            block = row // per_block
+            slot = rows.hot_slots[block]
+        elif cold_first <= place < cold_stop:
+            row = np.uint32(place - cold_first)
+            block = row // per_block
+            slot = rows.cold_slots[block]
+        else:
+            out[i] = NO_ROW
+            continue
+        out[i] = np.uint64(slot * slot_bytes + np.int64(row - block * per_block) * row_bytes)
+
+
+@leaf
+def gather_hops(data, bases, row_bytes, index, start, stop, firsts, out):
+    """Row index[i] of every array, for start <= i < stop: one pass for all of them.
+
+    data       uint8 (arena bytes,)
+    bases      int64 (arrays,)       where in `data` row 0 of each array begins
+    row_bytes  int64 (arrays,)
+    index      int64 (>= stop,)      in range
+    firsts     int64 (arrays,)       where in `out` row 0 of each array goes
+    out        uint8 (bytes,)
+    """
+    for i in range(start, stop):
+        if i + _HOPS_AHEAD < stop:
+            for a in range(bases.size):
+                near = bases[a] + index[i + _HOPS_AHEAD] * row_bytes[a]
+                for byte in range(near, near + row_bytes[a], _LINE):
+                    prefetch(data, byte)
+        for a in range(bases.size):
+            copy_row(
+                data, bases[a] + index[i] * row_bytes[a], out, firsts[a] + i * row_bytes[a],
+                row_bytes[a],
+            )  # fmt: skip
+
+
+@leaf
+def spread_rows(pages, runs, shard_bytes, rows, places, row_bytes, out):
+    """Row places[i] of `out` = row rows[i] of an array, for those that runs of pages hold.
+
+    pages        uint8             of the runs, one run after the other
+    runs         int64 (runs, 5)   as `plan_extents` gives them, of `rows`
+    shard_bytes  int               of the array that a shard holds
+    rows         int64 (rows,)
+    places       int64 (rows,)
+    out          uint8 (bytes,)    flat
+    """
+    start = 0
+    for k in range(runs.shape[0]):
+        first = runs[k, 0] * shard_bytes + runs[k, 1] * PAGE_BYTES - start
+        for i in range(runs[k, 3], runs[k, 4]):
+            copy_row(pages, rows[i] * row_bytes - first, out, places[i] * row_bytes, row_bytes)
+        start += runs[k, 2] * PAGE_BYTES

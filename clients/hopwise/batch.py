@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.kernels.hoprows import gather_hops
+from blockstore.kernels.rows import gather_hops
 from clients.batch import ArenaReader, numpy_dtype
 from clients.connection.buffers import Memory
 from clients.connection.session import Session

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import HopSet, Manifest, NodeType
-from blockstore.kernels.hoprows import permute_each
-from blockstore.kernels.random import make_epoch_key, make_key, permute_range
+from blockstore.kernels.random import make_epoch_key, make_key, permute_each, permute_range
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import SAMPLER_VERSION, Attach, HopBatches, Resolved
 from loaderd.api.requests import check_global_batch

@@ -10,7 +10,7 @@ from blockstore.errors import AbsentRows, CorruptBlock
 from blockstore.format import PAGE_BYTES
 from blockstore.io.reader import BlockReader, make_transit
 from blockstore.io.threads import ReadThreads, Task
-from blockstore.kernels.absent import place_rows
+from blockstore.kernels.rows import place_rows
 from blockstore.make_part import make_part, plan_part
 from blockstore.owners import write_owners
 from blockstore.store import Store, open_store, read_rows

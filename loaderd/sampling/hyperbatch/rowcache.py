@@ -22,7 +22,7 @@ from blockstore.kernels.rowcache import (
     address_entries,
     choose_by_level,
     copy_extents,
-    count_passing,
+    count_new,
     enter_rows,
     forget_listed,
     list_absent,
@@ -258,17 +258,16 @@ class RowCache:
 
     def count_fitting(self, batches: Sequence[Needs]) -> int:
         """How many of the batches, from the first on, fit together; 0: not even the first."""
-        room = [t.table.node.size for t in self.types]
+        counts = [np.zeros(t.table.base.size, np.int64) for t in self.types]
         for t in self.types:
             t.bits[:] = 0
         for number, needs in enumerate(batches):
-            for i, t in enumerate(self.types):
+            for t, count in zip(self.types, counts, strict=True):
+                shift = t.table.shift
                 for piece in needs.pieces:
-                    room[i] -= int(
-                        count_passing(piece, piece.size, t.first, t.num_nodes, t.bits, t.table)
-                    )
-            if min(room) < 0:
-                return number
+                    count_new(piece, piece.size, t.first, t.num_nodes, t.bits, shift, count)
+                if count[t.table.base < 0].sum() > t.table.node.size:  # of regions that do not stay
+                    return number
         return len(batches)
 
     def bring(

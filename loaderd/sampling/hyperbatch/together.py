@@ -17,11 +17,8 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from blockstore.kernels.order import (
     compact_records,
-    count_draws,
     entries_of_blocks,
-    mark_needed,
     order_by_block,
-    place_draws,
 )
 from blockstore.kernels.picks import Column, Draws
 from blockstore.kernels.records import EdgeRecord
@@ -195,7 +192,7 @@ class BlockSampler:
         for r in range(relations):
             needed = np.zeros(self._topology.relations[r].num_blocks, np.uint8)
             for batch in batches:
-                mark_needed(batch.frontiers[r].block_starts, needed)
+                needed |= np.diff(batch.frontiers[r].block_starts) > 0
             for blocks in self._held(r, needed, ahead):
 
                 def draw(
@@ -274,13 +271,16 @@ class BlockSampler:
             return
         index, rule = self._topology.relations[column.relation], column.rule
         column_degrees(index.view, column, frontier.blocks, entries, 0, num)
-        total = int(count_draws(column.counts, entries, num, rule.fanout, rule.replace))
-        places: list[tuple[NDArray[np.int64], np.dtype[Any]]] = [(draws.starts, self._ids)]
+        chosen = entries[:num]
+        drawn = column.counts[chosen].astype(np.int64)  # edges of each
+        if rule.fanout >= 0:
+            np.minimum(drawn, 1 if rule.replace else rule.fanout, out=drawn)
+            drawn *= rule.fanout if rule.replace else 1
+        ends = np.cumsum(drawn)
+        total, places = int(ends[-1]), ends - drawn
+        draws.starts[chosen] = places + self._scratch.reserve(self._ids, total)
         if draws.edges.size:
-            places.append((draws.edge_starts, self._words))
-        for starts, dtype in places:
-            first = self._scratch.reserve(dtype, total)
-            place_draws(column.counts, entries, num, rule.fanout, rule.replace, first, starts)
+            draws.edge_starts[chosen] = places + self._scratch.reserve(self._words, total)
         multi_block = MultiBlockColumns(np.empty(0, np.uint32), np.empty(0, np.int64))
         if index.has_multi_block:
             multi_block = MultiBlockColumns(np.empty(num, np.uint32), np.empty(num, np.int64))

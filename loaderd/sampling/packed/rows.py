@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from blockstore.format import RowArray, row_geometry
 from blockstore.io.reading import Reading, wait_all
-from blockstore.kernels.places import PlacedRows, address_places
+from blockstore.kernels.rows import PlacedRows, address_places
 from loaderd.plans.base import Unit
 from loaderd.sampling.hyperbatch.rowcache import Needs, TypeRows
 from loaderd.sampling.packed.files import PackFiles

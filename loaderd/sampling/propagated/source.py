@@ -18,9 +18,8 @@ from blockstore.format import PAGE_BYTES
 from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader, make_transit
 from blockstore.io.reading import Reading, wait_all
-from blockstore.kernels.hoprows import spread_rows
 from blockstore.kernels.rowcache import plan_extents
-from blockstore.kernels.rows import row_layout
+from blockstore.kernels.rows import row_layout, spread_rows
 from loaderd.api.protocol import LedgerEntry
 from loaderd.memory.slots import LOOK_WAIT_S, SlotBroker
 from loaderd.memory.workspace import Carver

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -79,7 +78,7 @@ def test_a_child_whose_parent_was_killed_ends_without_a_word(tmp_path, name):
         env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
     ) as child:  # fmt: skip
         child.stdout.close()
-        child.stdin.write(struct.pack("<Q", len(asked)) + asked)
+        child.stdin.write(asked)
         child.stdin.close()
         said = child.stderr.read().decode()
     assert child.returncode == 0

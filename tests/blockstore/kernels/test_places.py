@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockstore.kernels.places import PlacedRows, address_places
-from blockstore.kernels.rows import NO_ROW
+from blockstore.kernels.rows import NO_ROW, PlacedRows, address_places
 
 
 def address(place: int, rows: PlacedRows) -> int:

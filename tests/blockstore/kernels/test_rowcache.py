@@ -41,18 +41,6 @@ def test_new_rows_are_counted_once(batches, first):
 regions_of = st.sets(st.integers(0, 12), max_size=5).map(sorted)
 
 
-@given(st.lists(rows_of, max_size=4), st.integers(0, 30), regions_of)
-def test_new_rows_of_regions_that_stay_are_not_counted(batches, first, stay):
-    table = table_of(np.full(60, k.ABSENT_ROW, np.int32), u32([]), [], [], [], stay[:0])
-    table.base[[r for r in stay if r < table.base.size]] = 0
-    bits, seen = np.zeros(100 // 64 + 1, np.uint64), set()
-    for batch in batches:
-        nodes = u32(batch)
-        own = {n - first for n in batch if first <= n < first + 60 and (n - first) // 8 not in stay}
-        assert k.count_passing(nodes, nodes.size, first, 60, bits, table) == len(own - seen)
-        seen |= own
-
-
 @given(rows_of, st.dictionaries(st.integers(0, 99), st.integers(0, 7), max_size=8), regions_of)
 def test_absent_rows_are_listed_once_and_others_stay(batch, cached, stay):
     place = np.full(100, k.ABSENT_ROW, np.int32)

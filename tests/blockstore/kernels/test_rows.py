@@ -15,7 +15,6 @@ from blockstore.kernels.rows import (
     gather_rows,
     mark_blocks,
     scatter_rows,
-    widen,
 )
 from tests.graphs import ID_DTYPES
 
@@ -142,13 +141,6 @@ def test_copy_row_copies_that_many_bytes(count, start, to):
     expected = np.full(400, 0xA5, np.uint8)
     expected[to : to + count] = source[start : start + count]
     assert (target == expected).all()
-
-
-@given(values=st.lists(st.integers(0, 2**32 - 1)), id_dtype=ID_DTYPES)
-def test_widen_keeps_the_values(values, id_dtype):
-    out = np.empty(len(values), np.int64)
-    widen(np.array(values, id_dtype), out)
-    assert out.tolist() == values
 
 
 @given(counts=st.lists(st.integers(0, 9)), first=st.integers(0, 2**40))
