@@ -32,21 +32,14 @@ class ZarrTree:
 
     def rows(self, array: RowArray, geometry: BlockGeometry) -> dict[str, bytes]:
         """A row array in blocks of whole rows."""
-        inner = (geometry.rows_per_block, *array.row_shape)
-        outer = (geometry.rows_per_block * geometry.blocks_per_shard, *array.row_shape)
+        shape = (array.num_rows, *array.row_shape)
         attributes = {"dtype": "bfloat16"} if array.dtype == "bfloat16" else {}
-        return self._array(
-            array.path, (array.num_rows, *array.row_shape), numpy_dtype(array.dtype), inner, outer,
-            attributes,
-        )  # fmt: skip
+        return self._blocks(array.path, shape, numpy_dtype(array.dtype), geometry, attributes)
 
     def graph(self, path: str, geometry: BlockGeometry) -> dict[str, bytes]:
         """Graph blocks: rows of bytes."""
-        size = geometry.slot_bytes
-        return self._array(
-            path, (geometry.num_blocks, size), np.dtype(np.uint8), (1, size),
-            (geometry.blocks_per_shard, size), {},
-        )  # fmt: skip
+        shape = (geometry.num_blocks, geometry.slot_bytes)
+        return self._blocks(path, shape, np.dtype(np.uint8), geometry, {})
 
     def side(self, path: str, values: NDArray[Any]) -> dict[str, bytes]:
         """A small array of one chunk with its crc32c, written through zarr."""
@@ -65,18 +58,19 @@ class ZarrTree:
                 array[:] = values
         return self._metadata(path)
 
-    def _array(
+    def _blocks(
         self,
         path: str,
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
-        inner: tuple[int, ...],
-        outer: tuple[int, ...],
+        geometry: BlockGeometry,
         attributes: dict[str, Any],
     ) -> dict[str, bytes]:
+        rows = geometry.rows_per_block
         with naming(self._path / path / ROOT, _METADATA_BYTES):
             self._root.create_array(
-                path, shape=shape, dtype=dtype, chunks=inner, shards=outer, compressors=None,
+                path, shape=shape, dtype=dtype, chunks=(rows, *shape[1:]),
+                shards=(rows * geometry.blocks_per_shard, *shape[1:]), compressors=None,
                 fill_value=0, attributes=attributes,
                 dimension_names=dimension_names(path, len(shape)),
             )  # fmt: skip

@@ -11,7 +11,6 @@ from blockstore.errors import CorruptBlock, UnsupportedVersion
 
 FORMAT_VERSION = 3
 PAGE_BYTES = 4096  # one crc32c each
-MIN_BLOCK_BYTES = PAGE_BYTES
 DEFAULT_BLOCK_BYTES = 1 << 20
 SHARD_BYTES = 1 << 30  # a shard holds at most this many bytes of slots
 MANIFEST_KEY = "blockstore"  # in the attributes of the root group
@@ -140,14 +139,10 @@ class EdgeLayout(NamedTuple):
             at += num_edges * size
         return [*offsets, at]
 
-    def fill_bytes(self, num_nodes: int, num_edges: int) -> int:
-        """Bytes that a block with these columns and edges takes."""
-        return self.sections(num_nodes, num_edges)[-1]
-
     def capacity(self, block_bytes: int) -> int:
         """Edges of one column that fill a block alone; a longer column goes on in further ones."""
         capacity = 8 * (block_bytes - edges_start_bytes(1)) // sum(self.bits)
-        while capacity and self.fill_bytes(1, capacity) > block_bytes:
+        while capacity and self.sections(1, capacity)[-1] > block_bytes:
             capacity -= 1
         return capacity
 
@@ -194,6 +189,14 @@ class BlockGeometry(NamedTuple):
     @property
     def num_shards(self) -> int:
         return -(-self.num_blocks // self.blocks_per_shard)
+
+    @property
+    def pages_per_shard(self) -> int:
+        """Of every shard but the last."""
+        return self.blocks_per_shard * self.pages_per_block
+
+    def blocks_in(self, shard: int) -> int:
+        return min(self.blocks_per_shard, self.num_blocks - shard * self.blocks_per_shard)
 
     def locate(self, block: int) -> tuple[int, int]:
         shard, slot = divmod(block, self.blocks_per_shard)
@@ -405,19 +408,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return [a for t in self.types for hops in t.hops.values() for a in hops.arrays()]
 
     def row_arrays(self) -> list[RowArray]:
-        found: list[RowArray] = []
+        found: list[RowArray | None] = []
         for t in self.types:
-            found += [t.original_id, t.store_id, *([t.label] if t.label else [])]
-            found += [*t.features.values(), *t.splits.values()]
-            found += [t.hubs] if t.hubs else []
+            found += [t.original_id, t.store_id, t.label]
+            found += [*t.features.values(), *t.splits.values(), t.hubs]
             if t.halo:
-                found += [t.halo.nodes, *([t.halo.label] if t.halo.label else [])]
-                found += t.halo.features.values()
+                found += [t.halo.nodes, t.halo.label, *t.halo.features.values()]
             for hops in t.hops.values():
                 found += hops.arrays()
         for r in self.relations:
             found += [*r.features.values(), *r.splits.values()]
-        return found
+        return [array for array in found if array is not None]
 
 
 def edge_layout(manifest: Manifest, relation: Relation) -> EdgeLayout:

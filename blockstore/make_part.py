@@ -5,9 +5,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from blockstore.errors import StoreError, StoreExists
+from blockstore.errors import StoreError
 from blockstore.format import OWNERS_FOLDER, ROOT, BlockGeometry, blocked_arrays, shard_path
-from blockstore.io.files import flush, flush_tree, naming, remove_leftovers, write_exact
+from blockstore.io.files import appearing, check_free, naming, write_exact
 from blockstore.owners import MAP_FILES, read_owners
 from blockstore.part import StorePart, holes_of, part_of, without_hops, write_part
 from blockstore.store import BlockedFile, Store, scan_blocks, shard_index
@@ -45,33 +45,20 @@ def make_part(store: Store, target: Path, part: StorePart, advance: Advance) -> 
 
     Every block that is copied is verified.  Raises StoreExists, OutOfSpace, CorruptBlock.
     """
-    if os.path.lexists(target):
-        raise StoreExists(f"{target}: exists already; choose another name, or remove it")
-    remove_leftovers(target)
+    check_free(target)
     manifest = without_hops(store.manifest)
-    folder = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    folder.mkdir(parents=True)
-    try:
+    with appearing(target) as folder:
         names = [ROOT, *manifest.files]
         names += [f"{OWNERS_FOLDER}/{part.owners}/{name}" for name in MAP_FILES]
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             with naming(folder / name, (store.path / name).stat().st_size):
                 shutil.copyfile(store.path / name, folder / name)
-        files = [store.graph(columns) for columns in manifest.graphs()]
-        files += [store.rows(array) for array in manifest.row_arrays()]
-        dimensions = {path: ndim for path, _, ndim in blocked_arrays(manifest)}
-        for file in files:
-            present = _present(part, file.path, file.geometry)
-            _copy(file, folder, dimensions[file.path], present, advance)
+        for array in blocked_arrays(manifest):
+            path, geometry, ndim = array
+            present = _present(part, path, geometry)
+            _copy(store.blocks(*array), folder, ndim, present, advance)
         write_part(folder, part)
-        flush_tree(folder)
-        if os.path.lexists(target):
-            raise StoreExists(f"{target}: appeared while this part was being written")
-        folder.rename(target)
-        flush(target.absolute().parent)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _present(part: StorePart, path: str, geometry: BlockGeometry) -> list[tuple[int, int]]:
@@ -102,8 +89,7 @@ def _copy(
 
 def make_hole(path: Path, geometry: BlockGeometry, shard: int) -> None:
     """A shard of an array in its full length, with its index; its blocks are holes."""
-    each = geometry.blocks_per_shard
-    count = min(each, geometry.num_blocks - shard * each)
+    count = geometry.blocks_in(shard)
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:

@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.errors import CorruptBlock, StoreError, StoreExists
+from blockstore.errors import CorruptBlock, StoreError
 from blockstore.format import OWNERS_FOLDER, PAGE_BYTES
 from blockstore.io.buffers import byte_view
-from blockstore.io.files import flush, flush_tree, naming, remove_leftovers
+from blockstore.io.files import appearing, check_free, flush, naming
 from blockstore.kernels.crc import find_bad_page, page_crcs
 from blockstore.root import read_digested, write_digested
 from blockstore.store import Store, corrupt_page
@@ -156,24 +156,13 @@ def write_owners(
         _FORMAT, fingerprint, owners, owner.size, _digest(fingerprint, owner), facts
     )  # fmt: skip
     raw = msgspec.json.encode(made)
-    target = store.path / OWNERS_FOLDER / name
-    remove_leftovers(target)
-    folder = target.with_name(f".{name}.partial-{os.getpid()}")
-    folder.mkdir(parents=True)
-    try:
+    with appearing(store.path / OWNERS_FOLDER / name) as folder:
         with naming(folder, data.nbytes):
             with (folder / OWNER).open("wb") as file:
                 file.write(data.data)
                 file.write(crcs.data)
             write_digested(folder / MAP, "map", raw)
-        flush_tree(folder)
         flush(store.path)  # that the folder of the maps is there
-        if target.exists():  # the rename would only tell where it is not empty
-            raise StoreExists(f"{target}: appeared while this map was being written")
-        folder.rename(target)
-        flush(target.parent)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return OwnerMap(name, owners, owner, made.digest, facts)
 
 
@@ -183,9 +172,7 @@ def check_name(store: Store, name: str) -> None:
         raise StoreError(
             f"owner map {name!r}: expected a name of letters, digits and _.- (no - or . first)"
         )
-    target = store.path / OWNERS_FOLDER / name
-    if os.path.lexists(target):
-        raise StoreExists(f"{target}: exists already; remove the map, or choose another name")
+    check_free(store.path / OWNERS_FOLDER / name, "the map")
 
 
 def remove_owners(store: Store, name: str) -> None:

@@ -132,13 +132,23 @@ class Store:
     def rows(self, array: RowArray) -> BlockedFile:
         """The blocks of a row array.  Raises CorruptBlock."""
         geometry = row_geometry(array, self.manifest.block_bytes)
-        check = self._row_checks.get(array.path)
-        return self._blocked(array.path, geometry, 1 + len(array.row_shape), check)
+        return self.blocks(array.path, geometry, 1 + len(array.row_shape))
 
     def graph(self, relation: Relation | HaloColumns) -> BlockedFile:
         """The graph blocks of a relation, or of its copies.  Raises CorruptBlock."""
         geometry = graph_geometry(relation.num_blocks, self.manifest.block_bytes)
-        return self._blocked(relation.path, geometry, 2, self.graph_check(relation))
+        return self.blocks(relation.path, geometry, 2)
+
+    def blocks(self, path: str, geometry: BlockGeometry, ndim: int) -> BlockedFile:
+        """An array of blocks, as `blocked_arrays` lists it.  Raises CorruptBlock."""
+        check: GraphCheck | RowCheck | None = self._row_checks.get(path)
+        for columns in self.manifest.graphs():
+            if columns.path == path:
+                check = self.graph_check(columns)
+        crcs = self.side(crc_path(path), np.uint32, geometry.num_pages)
+        shards = find_shards(self._root, path, geometry, ndim)
+        holes = None if self.part is None else holes_of(self.part, path, geometry)
+        return BlockedFile(path, geometry, shards, crcs, check, holes, self.pages)
 
     def graph_check(self, relation: Relation | HaloColumns) -> GraphCheck:
         """What the blocks of a relation, or of its copies, must say.  Raises CorruptBlock."""
@@ -236,19 +246,6 @@ class Store:
                 self.partition_offsets(t)
             if t.halo is not None:
                 self.halo_offsets(t)
-
-    def _blocked(
-        self,
-        array_path: str,
-        geometry: BlockGeometry,
-        ndim: int,
-        check: GraphCheck | RowCheck | None,
-    ) -> BlockedFile:
-        count = geometry.num_pages
-        crcs = self.side(crc_path(array_path), np.uint32, count)
-        shards = find_shards(self._root, array_path, geometry, ndim)
-        holes = None if self.part is None else holes_of(self.part, array_path, geometry)
-        return BlockedFile(array_path, geometry, shards, crcs, check, holes, self.pages)
 
 
 def open_store(path: Path) -> Store:
@@ -392,8 +389,7 @@ def find_shards(root: str, array_path: str, geometry: BlockGeometry, ndim: int) 
     shards = []
     for shard in range(geometry.num_shards):
         path = inside(root, shard_path(array_path, shard, ndim))
-        left = geometry.num_blocks - shard * geometry.blocks_per_shard
-        _check_shard(path, geometry, min(left, geometry.blocks_per_shard))
+        _check_shard(path, geometry, geometry.blocks_in(shard))
         shards.append(path)
     return tuple(shards)
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from blockstore.closing import Closing
 from blockstore.create import ZarrTree
-from blockstore.errors import StoreExists
 from blockstore.format import (
     PAGE_BYTES,
     SHARD_BYTES,
@@ -26,7 +25,14 @@ from blockstore.format import (
     shard_path,
 )
 from blockstore.io.buffers import aligned_buffer, byte_view
-from blockstore.io.files import flush, flush_tree, open_to_write, remove_leftovers, write_exact
+from blockstore.io.files import (
+    check_free,
+    flush_tree,
+    open_to_write,
+    remove_leftovers,
+    take_name,
+    write_exact,
+)
 from blockstore.kernels.crc import page_crcs
 from blockstore.root import digest, write_root
 from blockstore.store import crc_bytes, shard_index
@@ -57,13 +63,10 @@ class BlockSink:
         self._filled += 1
         return slot
 
-    def close(self, chunk_bytes: int) -> tuple[int, NDArray[np.uint32]]:
-        """Write what is left and all indices; returns blocks written and their page crcs."""
-        crcs = self.end()
-        write_indices(
-            self._root, self._path, self._ndim, self._slot_bytes, chunk_bytes, self._written
-        )
-        return self._written, crcs
+    @property
+    def num_slots(self) -> int:
+        """That there are, with those before the first."""
+        return self._written + self._filled
 
     def end(self) -> NDArray[np.uint32]:
         """Write what is left; returns page crcs."""
@@ -119,26 +122,6 @@ class BlockSink:
         return str(self._root / shard_path(self._path, shard, self._ndim))
 
 
-def write_indices(
-    root: Path, path: str, ndim: int, slot_bytes: int, chunk_bytes: int, num_blocks: int
-) -> None:
-    """Put the index behind the slots of each shard of an array whose blocks are all there.
-
-    Through an ordinary descriptor: an index is not page-sized.
-    """
-    most = max(1, SHARD_BYTES // slot_bytes)
-    geometry = BlockGeometry(slot_bytes, chunk_bytes, num_blocks, min(num_blocks, most), 1)
-    for shard in range(-(-num_blocks // most)):
-        held = min(num_blocks - shard * most, most)
-        raw = shard_index(geometry, held)
-        name = str(root / shard_path(path, shard, ndim))
-        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            write_exact(fd, memoryview(raw), held * slot_bytes, name)
-        finally:
-            os.close(fd)
-
-
 class RowBlocks:
     """Rows of one array, appended in order, into its blocks."""
 
@@ -165,41 +148,17 @@ class RowBlocks:
             done += count
         self.num_rows += rows.shape[0]
 
-    def fill_up(self) -> None:
-        """These are all rows: the rest of the last block is zeros."""
+    def end(self) -> NDArray[np.uint32]:
+        """These are all rows: the rest of the last block is zeros.  Returns the page crcs."""
         self._slot[self._in_slot * self._array.row_bytes :] = 0
-
-
-class RowsWriter(RowBlocks):
-    """A whole array.  A context manager; leaving it closes the array."""
-
-    def __init__(self, writer: "StoreWriter", array: RowArray) -> None:
-        self._writer = writer
-        geometry = row_geometry(array, writer.block_bytes)
-        writer.bind(writer.tree.rows(array, geometry))
-        sink = writer.sink(array.path, 1 + len(array.row_shape), geometry.slot_bytes)
-        super().__init__(sink, array, geometry)
-
-    def close(self) -> None:
-        """All rows are there.  Raises OutOfSpace."""
-        assert self.num_rows == self._array.num_rows, f"{self._array.path}: {self.num_rows} rows"
-        self.fill_up()
-        blocks, crcs = self._sink.close(self._geometry.chunk_bytes)
-        assert blocks == self._geometry.num_blocks
-        self._writer.side(crc_path(self._array.path), crcs)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, *_error: object) -> None:
-        if kind is None:
-            self.close()
+        return self._sink.end()
 
 
 class RowsPart(RowBlocks):
     """Some blocks of an array, written beside others, in a process that need not be the writer's.
 
-    What is written twice is the same: a part may be written again at any time.
+    The last one is full, or the last one of the array.  What is written twice is the same: a part
+    may be written again at any time.
     """
 
     def __init__(
@@ -214,10 +173,28 @@ class RowsPart(RowBlocks):
         sink = BlockSink(root, array.path, ndim, geometry.slot_bytes, buffer_bytes, first)
         super().__init__(sink, array, geometry)
 
-    def close(self) -> NDArray[np.uint32]:
-        """The page crcs of the part, whose last block is full, or the last one of the array."""
-        self.fill_up()
-        return self._sink.end()
+
+class RowsWriter(RowBlocks):
+    """A whole array.  A context manager; leaving it closes the array."""
+
+    def __init__(self, writer: "StoreWriter", array: RowArray) -> None:
+        self._writer = writer
+        writer.begin_parts(array)
+        geometry = row_geometry(array, writer.block_bytes)
+        sink = writer.sink(array.path, 1 + len(array.row_shape), geometry.slot_bytes)
+        super().__init__(sink, array, geometry)
+
+    def close(self) -> None:
+        """All rows are there.  Raises OutOfSpace."""
+        assert self.num_rows == self._array.num_rows, f"{self._array.path}: {self.num_rows} rows"
+        self._writer.end_parts(self._array, self.end())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_error: object) -> None:
+        if kind is None:
+            self.close()
 
 
 class GraphWriter:
@@ -233,11 +210,10 @@ class GraphWriter:
 
     def close(self) -> int:
         """All blocks are there; returns their number.  Raises OutOfSpace."""
-        blocks, crcs = self._sink.close(self._writer.block_bytes)
-        geometry = graph_geometry(blocks, self._writer.block_bytes)
+        geometry = graph_geometry(self._sink.num_slots, self._writer.block_bytes)
         self._writer.bind(self._writer.tree.graph(self._path, geometry))
-        self._writer.side(crc_path(self._path), crcs)
-        return blocks
+        self._writer.end_blocks(self._path, 2, geometry, self._sink.end())
+        return geometry.num_blocks
 
 
 class StoreWriter(Closing):
@@ -260,15 +236,14 @@ class StoreWriter(Closing):
                  no `commit`: it is the caller's.  None: a folder of this process, that is removed
         """
         self.path, self.block_bytes, self._buffer_bytes = path, block_bytes, buffer_bytes
-        if path.exists():
-            raise StoreExists(f"{path}: exists already; remove it, or choose another name")
+        check_free(path)
         remove_leftovers(path)
         self._own = folder is None
         self._temporary = folder or path.parent / f".{path.name}.partial-{os.getpid()}"
         self._temporary.mkdir(parents=True, exist_ok=not self._own)
         self.tree = ZarrTree(self._temporary)
         self._digests: dict[str, str] = {}
-        self._sinks: list[BlockSink] = []
+        self._sinks: list[BlockSink] = []  # that end with it
 
     def sink(self, path: str, ndim: int, slot_bytes: int) -> BlockSink:
         sink = BlockSink(self._temporary, path, ndim, slot_bytes, self._buffer_bytes)
@@ -284,12 +259,26 @@ class StoreWriter(Closing):
 
     def end_parts(self, array: RowArray, crcs: NDArray[np.uint32]) -> None:
         """All blocks are there; page crcs in their order."""
-        geometry, ndim = row_geometry(array, self.block_bytes), 1 + len(array.row_shape)
-        write_indices(
-            self._temporary, array.path, ndim, geometry.slot_bytes, geometry.chunk_bytes,
-            geometry.num_blocks,
-        )  # fmt: skip
-        self.side(crc_path(array.path), crcs)
+        geometry = row_geometry(array, self.block_bytes)
+        self.end_blocks(array.path, 1 + len(array.row_shape), geometry, crcs)
+
+    def end_blocks(
+        self, path: str, ndim: int, geometry: BlockGeometry, crcs: NDArray[np.uint32]
+    ) -> None:
+        """The same of any array: an index goes behind the slots of each shard.
+
+        Through an ordinary descriptor: an index is not page-sized.
+        """
+        for shard in range(geometry.num_shards):
+            name = str(self._temporary / shard_path(path, shard, ndim))
+            fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                held = geometry.blocks_in(shard)
+                raw = memoryview(shard_index(geometry, held))
+                write_exact(fd, raw, held * geometry.slot_bytes, name)
+            finally:
+                os.close(fd)
+        self.side(crc_path(path), crcs)
 
     @property
     def folder(self) -> Path:
@@ -339,10 +328,7 @@ class StoreWriter(Closing):
 
     def appear(self) -> None:
         """What is settled takes its name."""
-        if self.path.exists():
-            raise StoreExists(f"{self.path}: appeared while this store was being written")
-        self._temporary.rename(self.path)
-        flush(self.path.parent)
+        take_name(self._temporary, self.path)
 
     def close(self) -> None:
         for sink in self._sinks:

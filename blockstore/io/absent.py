@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES, BlockGeometry
 from blockstore.io.elsewhere import RemoteRows
-from blockstore.kernels.rows import place_rows
 from blockstore.kernels.crc import find_bad_page
 from blockstore.kernels.reads import PAGE, PAGES, PLACE, SHARD
+from blockstore.kernels.rows import place_rows
 from blockstore.part import Holes
 from blockstore.store import BlockedFile, corrupt_page
 
@@ -182,7 +182,7 @@ def _verify(
     Raises CorruptBlock, which names the server that sent them.
     """
     geometry, (shard, page, pages, place) = file.geometry, piece.tolist()
-    first = shard * geometry.blocks_per_shard * geometry.pages_per_block + page
+    first = shard * geometry.pages_per_shard + page
     crcs = file.crcs[first : first + pages]
     data = memory[place : place + pages * PAGE_BYTES]
     bad = int(find_bad_page(data, pages, crcs))

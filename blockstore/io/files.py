@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from blockstore.errors import CorruptBlock, OutOfSpace
+from blockstore.errors import CorruptBlock, OutOfSpace, StoreExists
 from blockstore.format import PAGE_BYTES
 from blockstore.io.buffers import aligned_buffer, byte_view
 
@@ -120,6 +120,37 @@ def remove_leftovers(path: Path) -> None:
         pid = folder.name.rpartition("-")[2]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_free(target: Path, what: str = "it") -> None:
+    """Raises StoreExists: there is something in the place of a target."""
+    if os.path.lexists(target):
+        raise StoreExists(f"{target}: exists already; remove {what}, or choose another name")
+
+
+def take_name(folder: Path, target: Path) -> None:
+    """A folder, all of which is on disk, gets the name of its target.  Raises StoreExists."""
+    if os.path.lexists(target):  # the rename would only tell if it is not empty
+        raise StoreExists(f"{target}: appeared while this was being written")
+    folder.rename(target)
+    flush(target.absolute().parent)
+
+
+@contextmanager
+def appearing(target: Path) -> Iterator[Path]:
+    """Inside, a folder beside a target, whose name it gets if no error leaves; else it is removed.
+
+    Raises StoreExists, OutOfSpace.
+    """
+    remove_leftovers(target)
+    folder = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+        flush_tree(folder)
+        take_name(folder, target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def missing_parents(path: Path) -> list[Path]:

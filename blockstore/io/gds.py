@@ -50,7 +50,7 @@ class HostReader:
 
     def _read_one(self, piece: FileRange, out: NDArray[np.uint8]) -> None:
         geometry = self._file.geometry
-        before = self._number[piece.path] * geometry.blocks_per_shard * geometry.pages_per_block
+        before = self._number[piece.path] * geometry.pages_per_shard
         stop = piece.offset + piece.num_bytes
         for page in range(piece.offset // PAGE_BYTES, -(-stop // PAGE_BYTES), STEP_PAGES):
             count = min(STEP_PAGES, -(-stop // PAGE_BYTES) - page)

@@ -366,12 +366,8 @@ class BlockReader(Closing):
         return block, str(file.shards[shard])
 
     def _crcs(self, number: int, piece: NDArray[np.int64]) -> NDArray[np.uint32]:
-        first = int(piece[SHARD]) * self._shard_pages(number) + int(piece[PAGE])
+        first = int(piece[SHARD]) * self.files[number].geometry.pages_per_shard + int(piece[PAGE])
         return self.files[number].crcs[first : first + int(piece[PAGES])]
-
-    def _shard_pages(self, number: int) -> int:
-        geometry = self.files[number].geometry
-        return geometry.blocks_per_shard * geometry.pages_per_block
 
     # -- reads ------------------------------------------------------------------------------------
 
@@ -389,7 +385,7 @@ class BlockReader(Closing):
     def _pages(self, number: int, pieces: NDArray[np.int64]) -> NDArray[np.int64]:
         """Numbers of the pages of pieces, counted through all shards."""
         counts = pieces[:, PAGES]
-        first = pieces[:, SHARD] * self._shard_pages(number) + pieces[:, PAGE]
+        first = pieces[:, SHARD] * self.files[number].geometry.pages_per_shard + pieces[:, PAGE]
         before = np.cumsum(counts) - counts
         return np.repeat(first - before, counts) + np.arange(int(counts.sum()))
 
@@ -429,7 +425,7 @@ class BlockReader(Closing):
         """
         begun = concurrency.perf_counter_ns()
         crcs = self.files[number].crcs if verify else _NO_CRCS
-        shard_pages = self._shard_pages(number)
+        shard_pages = self.files[number].geometry.pages_per_shard
         reads = read_pieces(queue, self._fds[number], pieces, memory, crcs, shard_pages)
         failed = queue.failed[: len(pieces)].copy()
         self._forget(number, pieces)

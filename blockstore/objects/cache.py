@@ -156,7 +156,7 @@ class CachedPages(Closing):
                 for i, shard in enumerate(shards):
                     fd = os.open(shard.file, os.O_RDWR | os.O_CLOEXEC)
                     self._fds[path].append(fd)
-                    self._look(fd, self._first[path] + i * shard_pages(geometry), geometry, i)
+                    self._look(fd, self._first[path] + i * geometry.pages_per_shard, geometry, i)
             self.present = int(np.count_nonzero(self._state))  # pages in files, or on their way
             self._cold = self.present
             cache.add(self, metadata_bytes)
@@ -275,7 +275,7 @@ class CachedPages(Closing):
         """Pages as runs [first, stop), none of more than one request, each of one shard."""
         if not pages.size:
             return []
-        shard = (pages - self._first[path]) // shard_pages(self._arrays[path][0])
+        shard = (pages - self._first[path]) // self._arrays[path][0].pages_per_shard
         new = np.flatnonzero((np.diff(pages) != 1) | (np.diff(shard) != 0)) + 1
         found: list[tuple[int, int]] = []
         for run in np.split(pages, new):
@@ -299,7 +299,7 @@ class CachedPages(Closing):
     def _fetch(self, path: str, first: int, stop: int, crcs: NDArray[Any]) -> None:
         geometry, shards = self._arrays[path]
         low, count = first - self._first[path], stop - first
-        number, page = divmod(low, shard_pages(geometry))
+        number, page = divmod(low, geometry.pages_per_shard)
         shard, expected = shards[number], crcs[low : low + count]
 
         def check(body: Any) -> str:
@@ -323,8 +323,7 @@ class CachedPages(Closing):
 
     def _look(self, fd: int, base: int, geometry: BlockGeometry, shard: int) -> None:
         """Which pages of a shard are data, and no hole."""
-        each = shard_pages(geometry)
-        size = min(each, geometry.num_pages - shard * each) * PAGE_BYTES
+        size = geometry.blocks_in(shard) * geometry.slot_bytes
         at = 0
         while at < size:
             try:
@@ -419,7 +418,7 @@ class CachedPages(Closing):
             low, stop = int(run[0]), int(run[-1]) + 1
             while low < stop:
                 a = int(np.searchsorted(firsts, low, "right")) - 1
-                path, each = names[a], shard_pages(self._arrays[names[a]][0])
+                path, each = names[a], self._arrays[names[a]][0].pages_per_shard
                 shard, page = divmod(low - int(firsts[a]), each)
                 end = min(stop, low + each - page, firsts[a] + self._arrays[path][0].num_pages)
                 offset, size = page * PAGE_BYTES, (int(end) - low) * PAGE_BYTES
@@ -434,11 +433,6 @@ class CachedPages(Closing):
             for fd in fds:
                 os.close(fd)
         self._fds = {}
-
-
-def shard_pages(geometry: BlockGeometry) -> int:
-    """Of every shard but the last."""
-    return geometry.blocks_per_shard * geometry.pages_per_block
 
 
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate

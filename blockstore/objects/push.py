@@ -1,25 +1,18 @@
 """A store of this machine to object storage, and one from there to a folder."""
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from blockstore.errors import StoreError, StoreExists
 from blockstore.format import PAGE_BYTES, ROOT, blocked_arrays, shard_path
-from blockstore.io.files import flush, flush_tree
+from blockstore.io.files import check_free, flush_tree, take_name
 from blockstore.objects.bucket import PART_BYTES, Bucket, ObjectError, ObjectGone
-from blockstore.objects.cache import PageCache, object_bytes, shard_pages
-from blockstore.objects.remote import (
-    bring_tables,
-    in_parallel,
-    open_pages,
-    shard_bytes,
-    store_name,
-)
+from blockstore.objects.remote import ObjectStores, in_parallel, shard_bytes
 from blockstore.root import digest
 from blockstore.store import BlockedFile, Store, open_store, scan_blocks, shard_index
 
@@ -42,7 +35,7 @@ class _Object(NamedTuple):
     name: str
     size: int
     digest: str
-    body: Callable[[], Iterator[bytes] | bytes]
+    body: Callable[[], Iterator[bytes]]
 
 
 def store_bytes(store: Store) -> int:
@@ -59,7 +52,7 @@ def push(store: Store, url: str, wait_s: float, advance: Advance) -> str:
     """
     store.check_whole("blockstore push")
     bucket, raw = Bucket(url, wait_s), (store.path / ROOT).read_bytes()
-    root = _Object(ROOT, len(raw), digest(raw), lambda: raw)
+    root = _Object(ROOT, len(raw), digest(raw), partial(_file, store.path / ROOT))
     try:
         found, _ = bucket.read_whole(ROOT)
     except ObjectGone as error:
@@ -76,7 +69,10 @@ def push(store: Store, url: str, wait_s: float, advance: Advance) -> str:
 
     def send(item: _Object) -> None:
         if there.get(item.name) != item.size or bucket.digest(item.name) != item.digest:
-            bucket.write(item.name, item.body, item.digest)
+            whole = item.size < PART_BYTES
+            bucket.write(
+                item.name, (lambda: b"".join(item.body())) if whole else item.body, item.digest
+            )
         advance(item.size)
 
     in_parallel(send, [item for item in items if item.size < PART_BYTES])
@@ -98,32 +94,24 @@ def _objects(store: Store) -> Iterator[_Object]:
     manifest = store.manifest
     for name, bound in manifest.files.items():
         path = store.path / name
-        yield _Object(name, path.stat().st_size, bound, path.read_bytes)
-    files = [store.graph(columns) for columns in manifest.graphs()]
-    files += [store.rows(array) for array in manifest.row_arrays()]
-    dimensions = {path: ndim for path, _, ndim in blocked_arrays(manifest)}
-    for file in files:
-        geometry = file.geometry
+        yield _Object(name, path.stat().st_size, bound, partial(_file, path))
+    for array in blocked_arrays(manifest):
+        file, (stored, geometry, ndim) = store.blocks(*array), array
         for i in range(geometry.num_shards):
-            pages = file.crcs[i * shard_pages(geometry) : (i + 1) * shard_pages(geometry)]
-            size = shard_bytes(geometry, i)
-            name = shard_path(file.path, i, dimensions[file.path])
+            each, name = geometry.pages_per_shard, shard_path(stored, i, ndim)
+            crcs = digest(file.crcs[i * each : (i + 1) * each].tobytes())
+            yield _Object(name, shard_bytes(geometry, i), crcs, partial(_shard, file, i))
 
-            def body(file: BlockedFile = file, shard: int = i) -> Iterator[bytes]:
-                return _shard(file, shard)
 
-            def small(body: Callable[[], Iterator[bytes]] = body) -> bytes:
-                return b"".join(body())
-
-            mark = digest(pages.tobytes())
-            yield _Object(name, size, mark, small if size < PART_BYTES else body)
+def _file(path: Path) -> Iterator[bytes]:
+    yield path.read_bytes()
 
 
 def _shard(file: BlockedFile, shard: int) -> Iterator[bytes]:
     """The bytes of a shard; each page is verified."""
     geometry = file.geometry
     low = shard * geometry.blocks_per_shard
-    high = min(low + geometry.blocks_per_shard, geometry.num_blocks)
+    high = low + geometry.blocks_in(shard)
     for _, blocks in scan_blocks(file, PART_BYTES, low, high):
         yield blocks.tobytes()
     yield shard_index(geometry, high - low)
@@ -141,32 +129,22 @@ def pull(
 
     Raises StoreExists, StoreError, ObjectError, OSError.
     """
-    if os.path.lexists(target):
-        raise StoreExists(f"{target}: exists already; choose another name, or remove it")
-    bucket = Bucket(url, wait_s)
+    check_free(target)
     work = target.absolute().with_name(f".{target.name}.pull")
-    with PageCache(work, 1 << 62) as cache:
-        folder = work / store_name(bucket.url)
+    with ObjectStores(work, 1 << 62, _PULL_BYTES, wait_s) as stores:
         try:
-            manifest = bring_tables(bucket, folder)
+            store = stores.open(url)
         except StoreError:
-            if not folder.exists():  # there is nothing to go on with
+            if not any(work.glob(f"*/*/{ROOT}")):  # there is nothing to go on with
                 shutil.rmtree(work, ignore_errors=True)
             raise
-        with open_pages(bucket, folder, manifest, cache, object_bytes(_PULL_BYTES)) as pages:
-            store = Store(folder, manifest, pages=pages)
-            store.check_files()
-            files = [store.graph(columns) for columns in manifest.graphs()]
-            files += [store.rows(array) for array in manifest.row_arrays()]
-            total = sum(file.geometry.num_pages for file in files) * PAGE_BYTES
-            with stage(total) as passed, ThreadPoolExecutor(_LANES) as pool:
-                lanes = [(file, i, passed.advance) for file in files for i in range(_LANES)]
-                list(pool.map(_fill, *zip(*lanes, strict=True)))
-        flush_tree(folder)
-        if os.path.lexists(target):
-            raise StoreExists(f"{target}: appeared while the store was being pulled")
-        folder.rename(target)
-        flush(target.absolute().parent)
+        files = [store.blocks(*array) for array in blocked_arrays(store.manifest)]
+        total = sum(file.geometry.num_pages for file in files) * PAGE_BYTES
+        with stage(total) as passed, ThreadPoolExecutor(_LANES) as pool:
+            lanes = [(file, i, passed.advance) for file in files for i in range(_LANES)]
+            list(pool.map(_fill, *zip(*lanes, strict=True)))
+        flush_tree(store.path)
+        take_name(store.path, target)
         shutil.rmtree(work, ignore_errors=True)
     return open_store(target)
 

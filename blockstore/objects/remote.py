@@ -70,12 +70,12 @@ class ObjectStores(Closing):
                 "object storage take memory from the start: end the daemon, and serve it again"
             )
         folder = self.cache.folder / digest(bucket.url.encode()) / store_name(bucket.url)
-        manifest = bring_tables(bucket, folder)
+        manifest = _bring_tables(bucket, folder)
         if bucket.url in self._open:
             store, pages = self._open[bucket.url]
             if not pages.closed:
                 return store
-        pages = open_pages(bucket, folder, manifest, self.cache, object_bytes(self._mem_bytes))
+        pages = _open_pages(bucket, folder, manifest, self.cache, object_bytes(self._mem_bytes))
         try:
             store = Store(folder, manifest, pages=pages)
             store.check_files()
@@ -91,7 +91,7 @@ def store_name(url: str) -> str:
     return url.rpartition("/")[2]
 
 
-def bring_tables(bucket: Bucket, folder: Path) -> Manifest:
+def _bring_tables(bucket: Bucket, folder: Path) -> Manifest:
     """Have all of a store in a folder but its pages, which are holes; the manifest of it.
 
     What is there stays: if the root of the bucket has another etag than it had, it is read again,
@@ -133,7 +133,7 @@ def bring_tables(bucket: Bucket, folder: Path) -> Manifest:
     return held
 
 
-def open_pages(
+def _open_pages(
     bucket: Bucket, folder: Path, manifest: Manifest, cache: PageCache, flight_bytes: int
 ) -> CachedPages:
     """The pages of a store whose tables are in a folder.
@@ -165,9 +165,8 @@ def open_pages(
 
 def shard_bytes(geometry: BlockGeometry, shard: int) -> int:
     """Of a file: its slots and its index."""
-    each = geometry.blocks_per_shard
-    count = min(each, geometry.num_blocks - shard * each)
-    return count * geometry.slot_bytes + each * INDEX_ENTRY_BYTES + 4
+    index_bytes = geometry.blocks_per_shard * INDEX_ENTRY_BYTES + 4
+    return geometry.blocks_in(shard) * geometry.slot_bytes + index_bytes
 
 
 def in_parallel(work: Callable[[_OneT], _FoundT], of: Iterable[_OneT]) -> list[_FoundT]:

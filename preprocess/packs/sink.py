@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import RowArray, crc_path, row_geometry, shard_path
+from blockstore.format import RowArray, row_geometry, shard_path
 from blockstore.io.buffers import byte_view
 from blockstore.io.files import open_to_write, write_exact
 from blockstore.kernels.crc import page_crcs
@@ -26,12 +26,9 @@ class PagesWriter(RowBlocks):
 
     def close(self) -> None:
         """All pages are there.  Raises OutOfSpace."""
-        self.fill_up()
         array = page_array(self._array.path, self.num_rows, self._writer.block_bytes)
-        geometry = row_geometry(array, self._writer.block_bytes)
-        _, crcs = self._sink.close(geometry.chunk_bytes)
-        self._writer.bind(self._writer.tree.rows(array, geometry))
-        self._writer.side(crc_path(array.path), crcs)
+        self._writer.begin_parts(array)
+        self._writer.end_parts(array, self.end())
 
 
 class BlocksWriter:
@@ -48,12 +45,10 @@ class BlocksWriter:
             for shard in range(g.num_shards)
         ]
         self._fds: list[int] = []
-        left = g.num_blocks
-        for name in self._names:
+        for shard, name in enumerate(self._names):
             fd, _ = open_to_write(Path(name))
             self._fds.append(fd)
-            reserve(fd, min(left, g.blocks_per_shard) * g.slot_bytes, name)
-            left -= g.blocks_per_shard
+            reserve(fd, g.blocks_in(shard) * g.slot_bytes, name)
 
     def put(self, block: int, slot: NDArray[np.uint8]) -> None:
         """uint8 (slot_bytes,), page-aligned.  Raises OutOfSpace."""

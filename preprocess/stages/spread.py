@@ -350,7 +350,7 @@ class PlaceRowsTask(NamedTuple):
         block = first // row_geometry(array, self.block_bytes).rows_per_block
         part = RowsPart(self.root, array, self.block_bytes, self.buffer_bytes, block)
         part.append(dense)
-        return part.close()
+        return part.end()
 
 
 def spread_rows(

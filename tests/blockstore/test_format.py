@@ -47,7 +47,7 @@ def test_constants_are_those_of_the_document():
     assert facts["format version"] == str(fmt.FORMAT_VERSION)
     assert facts["page"] == f"{fmt.PAGE_BYTES} bytes"
     assert facts["default block"] == f"{fmt.DEFAULT_BLOCK_BYTES} bytes"
-    assert facts["smallest block"] == f"{fmt.MIN_BLOCK_BYTES} bytes"
+    assert facts["smallest block"] == f"{fmt.PAGE_BYTES} bytes"
     assert facts["largest shard"] == f"{fmt.SHARD_BYTES} bytes of slots"
     assert facts["manifest attribute"] == fmt.MANIFEST_KEY
     assert facts["fingerprint attribute"] == fmt.FINGERPRINT_KEY
@@ -124,8 +124,8 @@ def test_a_header_of_another_kind_is_refused():
 def test_a_column_fills_its_block_and_no_more(block_bytes, bits, edge_ids, others):
     layout = EdgeLayout("uint64", bits, 0, edge_ids, *others)
     capacity = layout.capacity(block_bytes)
-    assert layout.fill_bytes(1, capacity) <= block_bytes
-    assert layout.fill_bytes(1, capacity + 1) > block_bytes
+    assert layout.sections(1, capacity)[-1] <= block_bytes
+    assert layout.sections(1, capacity + 1)[-1] > block_bytes
 
 
 def test_sections_begin_at_multiples_of_eight():

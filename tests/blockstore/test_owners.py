@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from blockstore import owners
 from blockstore.errors import CorruptBlock, StoreError, StoreExists
+from blockstore.io import files
 from blockstore.owners import list_owners, read_facts, read_owners, remove_owners, write_owners
 from blockstore.store import Store, open_store
 from blockstore.verify import verify_store
@@ -110,7 +110,7 @@ def test_what_a_stopped_writer_leaves_is_no_map(store: Store, monkeypatch: pytes
         shutil.copytree(folder, folder.with_name(".m.partial-999999999"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(owners, "flush_tree", stop)
+    monkeypatch.setattr(files, "flush_tree", stop)
     with pytest.raises(KeyboardInterrupt):
         write_owners(store, "m", np.zeros(NODES, np.uint8), 2, {})
     assert list_owners(store) == []

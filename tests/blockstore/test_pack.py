@@ -76,7 +76,7 @@ def test_columns_are_cut_into_blocks_by_the_rule(held):
     expected = reference.pack_columns(
         np.diff(held.graph.indptr).tolist(),
         held.capacity,
-        lambda columns, edges: held.layout.fill_bytes(columns, edges) <= size,
+        lambda columns, edges: held.layout.sections(columns, edges)[-1] <= size,
     )
     headers = [block.header for block in _unpacked(held)]
     assert [(h.num_nodes, h.num_edges, h.num_carried) for h in headers] == expected
