@@ -9,7 +9,8 @@ from blockstore.errors import StoreError
 from blockstore.format import OWNERS_FOLDER, ROOT, BlockGeometry, blocked_arrays, shard_path
 from blockstore.io.files import appearing, check_free, naming, write_exact
 from blockstore.owners import MAP_FILES, read_owners
-from blockstore.part import StorePart, holes_of, part_of, without_hops, write_part
+from blockstore.part import PART, StorePart, holes_of, part_of, without_hops
+from blockstore.root import write_digested
 from blockstore.store import BlockedFile, Store, scan_blocks, shard_index
 
 Advance = Callable[[int], None]  # bytes that were written
@@ -58,7 +59,7 @@ def make_part(store: Store, target: Path, part: StorePart, advance: Advance) -> 
             path, geometry, ndim = array
             present = _present(part, path, geometry)
             _copy(store.blocks(*array), folder, ndim, present, advance)
-        write_part(folder, part)
+        write_digested(folder / PART, "part", part)
 
 
 def _present(part: StorePart, path: str, geometry: BlockGeometry) -> list[tuple[int, int]]:

@@ -74,13 +74,7 @@ def read_facts(store: Store, name: str) -> OwnerFacts:
     folder = _folder(store, name)
     path = inside(os.path.realpath(store.path), f"{OWNERS_FOLDER}/{name}/{MAP}")
     mends = f"remove {folder}, and make the map again"
-    try:
-        found = msgspec.json.decode(read_digested(path, "map", mends), type=OwnerFacts)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptBlock(f"{path}: {error}, expected an owner map; {mends}") from error
-    if found.format != _FORMAT:
-        raise CorruptBlock(f"{path}: format {found.format}, expected {_FORMAT}; {mends}")
-    return found
+    return read_digested(path, "map", OwnerFacts, _FORMAT, mends)
 
 
 def check_owners(store: Store, name: str) -> tuple[OwnerFacts, NDArray[Any]]:
@@ -155,13 +149,12 @@ def write_owners(
     made = OwnerFacts(
         _FORMAT, fingerprint, owners, owner.size, _digest(fingerprint, owner), facts
     )  # fmt: skip
-    raw = msgspec.json.encode(made)
     with appearing(store.path / OWNERS_FOLDER / name) as folder:
         with naming(folder, data.nbytes):
             with (folder / OWNER).open("wb") as file:
                 file.write(data.data)
                 file.write(crcs.data)
-            write_digested(folder / MAP, "map", raw)
+            write_digested(folder / MAP, "map", made)
         flush(store.path)  # that the folder of the maps is there
     return OwnerMap(name, owners, owner, made.digest, facts)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from blockstore.errors import AbsentRows, CorruptBlock
 from blockstore.format import BlockGeometry, Manifest, RowArray, bound_files, row_geometry
-from blockstore.root import read_digested, write_digested
+from blockstore.root import read_digested
 from blockstore.validate import inside
 
 PART = "part.json"
@@ -105,10 +105,6 @@ def without_hops(manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(bare, files=files)
 
 
-def write_part(folder: Path, part: StorePart) -> None:
-    write_digested(folder / PART, "part", msgspec.json.encode(part))
-
-
 def read_part(root: str, manifest: Manifest) -> StorePart | None:
     """Which part a store is; None: it is whole.  Raises CorruptBlock.
 
@@ -117,24 +113,19 @@ def read_part(root: str, manifest: Manifest) -> StorePart | None:
     if not os.path.lexists(Path(root, PART)):
         return None
     path = inside(root, PART)
-    try:
-        part = msgspec.json.decode(read_digested(path, "part", _MENDS), type=StorePart)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptBlock(f"{path}: {error}, expected a part; {_MENDS}") from error
+    part = read_digested(path, "part", StorePart, _FORMAT, _MENDS)
     arrays = {array.path: array for _, array in split_arrays(manifest)}
     sound = (
-        part.format == _FORMAT
-        and part.fingerprint == manifest.fingerprint
+        part.fingerprint == manifest.fingerprint
         and 0 <= part.server < part.servers <= 1 << 16
         and part.rows.keys() == arrays.keys()
         and all(_covers(part, runs, arrays[name], manifest) for name, runs in part.rows.items())
     )
     if not sound:
         raise CorruptBlock(
-            f"{path}: format {part.format}, fingerprint {part.fingerprint}, server {part.server} "
-            f"of {part.servers}, rows of {len(part.rows)} arrays, expected format {_FORMAT}, "
-            f"{manifest.fingerprint}, and all rows of {len(arrays)} arrays in whole blocks; "
-            f"{_MENDS}"
+            f"{path}: fingerprint {part.fingerprint}, server {part.server} of {part.servers}, rows "
+            f"of {len(part.rows)} arrays, expected {manifest.fingerprint}, and all rows of "
+            f"{len(arrays)} arrays in whole blocks; {_MENDS}"
         )
     return part
 

@@ -7,7 +7,7 @@ shards have checksums in a file that is bound.  Source: FORMAT.md, "Fingerprint"
 import hashlib
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -18,6 +18,8 @@ from blockstore.validate import inside
 
 _METADATA_BYTES = 1 << 20  # of an array or a group, at most
 _MENDS = "restore it from a copy, or ingest again"
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # or of other types
+_RecordT = TypeVar("_RecordT")
 
 
 class _Root(msgspec.Struct):
@@ -37,29 +39,35 @@ def digest(raw: bytes) -> str:
     return hashlib.blake2b(raw, digest_size=16).hexdigest()
 
 
-def write_digested(path: Path, name: str, raw: bytes) -> None:
-    """A JSON file of a text and its digest.
+def write_digested(path: Path, name: str, record: object) -> None:
+    """A JSON file of a record and its digest.
 
-    name   what the text is called in the file
+    name   what the record is called in the file
     """
+    raw = msgspec.json.encode(record)
     path.write_bytes(msgspec.json.encode({"digest": digest(raw), name: msgspec.Raw(raw)}))
 
 
-def read_digested(path: Path, name: str, mends: str) -> bytes:
-    """The text of such a file.
+def read_digested(
+    path: Path, name: str, kind: type[_RecordT], version: int, mends: str
+) -> _RecordT:
+    """The record of such a file, whose field `format` tells its version.
 
     mends   what to do if it is damaged
 
-    Raises CorruptBlock, OSError.
+    Raises CorruptBlock, UnsupportedVersion.
     """
     try:
         fields = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
         raw, expected = bytes(fields[name]), _text(fields.get("digest"))
-    except (msgspec.DecodeError, KeyError, UnicodeDecodeError, RecursionError) as error:
+        if digest(raw) != expected:
+            raise CorruptBlock(f"{path}: digest {digest(raw)}, expected {expected!r}; {mends}")
+        found = msgspec.json.decode(raw, type=_Version).format
+        if found != version:
+            raise UnsupportedVersion(f"{path}: format {found}, this code reads {version}; {mends}")
+        return msgspec.json.decode(raw, type=kind)
+    except (OSError, KeyError, *_NOT_JSON) as error:
         raise CorruptBlock(f"{path}: {error}, expected {name!r} and a digest; {mends}") from error
-    if digest(raw) != expected:
-        raise CorruptBlock(f"{path}: digest {digest(raw)}, expected {expected!r}; {mends}")
-    return raw
 
 
 def read_root(folder: Path) -> Manifest:
@@ -83,7 +91,7 @@ def read_root(folder: Path) -> Manifest:
         raise NotAStore(
             f"{folder}: not a folder, expected a store made by `blockstore ingest`"
         ) from error
-    except (msgspec.DecodeError, KeyError, UnicodeDecodeError, RecursionError) as error:
+    except (KeyError, *_NOT_JSON) as error:
         raise NotAStore(f"{path}: no attribute {MANIFEST_KEY!r}, expected a store") from error
     if version != FORMAT_VERSION:
         raise UnsupportedVersion(

@@ -347,16 +347,11 @@ def scan_rows(
             yield row, raw.view(numpy_dtype(array.dtype)).reshape(count, *array.row_shape)
 
 
-def read_rows(
-    store: Store, array: RowArray, start: int = 0, stop: int | None = None
-) -> NDArray[Any]:
-    """Rows [start, stop) as one array in memory.  Raises CorruptBlock, AbsentRows."""
-    stop = array.num_rows if stop is None else stop
-    out = np.empty((stop - start, *array.row_shape), numpy_dtype(array.dtype))
-    for first, rows in scan_rows(store, array, start=start, stop=stop):
-        low, high = max(first, start), min(first + rows.shape[0], stop)
-        if low < high:
-            out[low - start : high - start] = rows[low - first : high - first]
+def read_rows(store: Store, array: RowArray) -> NDArray[Any]:
+    """All rows as one array in memory.  Raises CorruptBlock, AbsentRows."""
+    out = np.empty((array.num_rows, *array.row_shape), numpy_dtype(array.dtype))
+    for first, rows in scan_rows(store, array):
+        out[first : first + rows.shape[0]] = rows
     return out
 
 

@@ -56,6 +56,24 @@ class CachedShard(NamedTuple):
     etag: str
 
 
+class _Run(NamedTuple):
+    """Adjacent pages of one file."""
+
+    shard: CachedShard
+    fd: int
+    offset: int  # in the file
+    number: int  # of the first page, in its array
+    first: int  # the same, among all pages of the store
+    stop: int
+
+
+def _adjacent(pages: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Ascending numbers as runs [first, stop)."""
+    if pages.size:
+        for run in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1):
+            yield int(run[0]), int(run[-1]) + 1
+
+
 class PageCache(Closing):
     """Room on disk that some stores share."""
 
@@ -143,9 +161,7 @@ class CachedPages(Closing):
         self.memory_bytes = 2 * self.num_pages + flight_bytes
         self._hand = 0
         self._cold = 0  # pages that the clock would give up: here, neither used again nor passing
-        self._passed: OrderedDict[int, int] = (
-            OrderedDict()
-        )  # runs [first, stop), the last used last
+        self._passed = OrderedDict[int, int]()  # runs [first, stop), the last used last
         self.closed = False
         self._counts = dict.fromkeys(("object_pages_evicted", "object_pages_torn"), 0)
         self._fds: dict[str, list[int]] = {}
@@ -219,7 +235,7 @@ class CachedPages(Closing):
             self._cold -= int(np.count_nonzero(self._state[here] == _HERE))
             self._state[here] = _HERE | (_PASSING if passing else _USED)
         try:
-            while not self._bring(path, wanted, crcs):
+            while not self._bring(wanted, crcs):
                 pass
             yield
         finally:
@@ -232,12 +248,12 @@ class CachedPages(Closing):
 
     def bring_again(self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any]) -> None:
         """As `PageSource` says: pages that a crash has torn, or that the disk has changed."""
-        runs = self._runs(path, pages + self._first[path])
         with self._cache.changed:
             self._counts["object_pages_torn"] += pages.size
-        self._wait([self._pool.submit(self._fetch, path, a, b, crcs) for a, b in runs])
+        runs = self._runs(pages + self._first[path], self._range)
+        self._wait([self._pool.submit(self._fetch, run, crcs) for run in runs])
 
-    def _bring(self, path: str, wanted: NDArray[np.int64], crcs: NDArray[Any]) -> bool:
+    def _bring(self, wanted: NDArray[np.int64], crcs: NDArray[Any]) -> bool:
         """Fetch what is missing of pages that are pinned; whether all are there then.
 
         What others fetch is waited for; it is missing again if they fail.
@@ -247,8 +263,8 @@ class CachedPages(Closing):
             self._cache.make_room(missing.size)
             self._state[missing] = _COMING
             self.present += missing.size
-        runs = self._runs(path, missing)
-        self._wait([self._pool.submit(self._arrive, path, a, b, crcs) for a, b in runs])
+        runs = self._runs(missing, self._range)
+        self._wait([self._pool.submit(self._arrive, run, crcs) for run in runs])
         with self._cache.changed:
             self._cache.changed.wait_for(lambda: not (self._state[wanted] & _COMING).any())
             return bool((self._state[wanted] & _HERE).all())
@@ -271,44 +287,45 @@ class CachedPages(Closing):
         found: NDArray[np.int64] = np.union1d(asked, pages[absent[gap]])
         return found if found.size <= limit else asked
 
-    def _runs(self, path: str, pages: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Pages as runs [first, stop), none of more than one request, each of one shard."""
-        if not pages.size:
-            return []
-        shard = (pages - self._first[path]) // self._arrays[path][0].pages_per_shard
-        new = np.flatnonzero((np.diff(pages) != 1) | (np.diff(shard) != 0)) + 1
-        found: list[tuple[int, int]] = []
-        for run in np.split(pages, new):
-            low, high = int(run[0]), int(run[-1]) + 1
-            found += [(i, min(i + self._range, high)) for i in range(low, high, self._range)]
-        return found
+    def _runs(self, pages: NDArray[np.int64], most: int) -> Iterator[_Run]:
+        """Ascending pages as runs of at most so many, each of one shard."""
+        paths, firsts = list(self._first), np.array(list(self._first.values()))
+        for low, stop in _adjacent(pages):
+            while low < stop:
+                path = paths[int(np.searchsorted(firsts, low, "right")) - 1]
+                geometry, first = self._arrays[path][0], self._first[path]
+                i, page = divmod(low - first, geometry.pages_per_shard)
+                ends = low + geometry.pages_per_shard - page, first + geometry.num_pages
+                end = min(stop, low + most, *ends)
+                shard, fd = self._arrays[path][1][i], self._fds[path][i]
+                yield _Run(shard, fd, page * PAGE_BYTES, low - first, low, end)
+                low = end
 
-    def _arrive(self, path: str, first: int, stop: int, crcs: NDArray[Any]) -> None:
+    def _arrive(self, run: _Run, crcs: NDArray[Any]) -> None:
         """In a thread of the pool: pages that are on their way come, or are missing again."""
         good = False
         try:
-            self._fetch(path, first, stop, crcs)
+            self._fetch(run, crcs)
             good = True
         finally:
             with self._cache.changed:
-                self._state[first:stop] = _HERE if good else 0
-                self._cold += (stop - first) * good
-                self.present -= 0 if good else stop - first
+                self._state[run.first : run.stop] = _HERE if good else 0
+                self._cold += (run.stop - run.first) * good
+                self.present -= 0 if good else run.stop - run.first
                 self._cache.changed.notify_all()
 
-    def _fetch(self, path: str, first: int, stop: int, crcs: NDArray[Any]) -> None:
-        geometry, shards = self._arrays[path]
-        low, count = first - self._first[path], stop - first
-        number, page = divmod(low, geometry.pages_per_shard)
-        shard, expected = shards[number], crcs[low : low + count]
+    def _fetch(self, run: _Run, crcs: NDArray[Any]) -> None:
+        count, shard, start = run.stop - run.first, run.shard, run.offset
+        expected = crcs[run.number : run.number + count]
 
         def check(body: Any) -> str:
             bad = int(find_bad_page(np.frombuffer(body, np.uint8), count, expected))
-            return f"page {page + bad} has another checksum than it was written with" * (bad >= 0)
+            page = start // PAGE_BYTES + bad
+            return f"page {page} has another checksum than it was written with" * (bad >= 0)
 
-        start = page * PAGE_BYTES
-        body = self._bucket.read(shard.name, start, start + count * PAGE_BYTES, shard.etag, check)
-        write_exact(self._fds[path][number], body, start, str(shard.file))
+        end = start + count * PAGE_BYTES
+        body = self._bucket.read(shard.name, start, end, shard.etag, check)
+        write_exact(run.fd, body, start, str(shard.file))
 
     @staticmethod
     def _wait(asked: Sequence["Future[None]"]) -> None:
@@ -339,8 +356,7 @@ class CachedPages(Closing):
         pages = pages[self._state[pages] & _HERE != 0]
         self._cold -= int(np.count_nonzero(self._state[pages] == _HERE))
         self._state[pages] = _HERE | _PASSING
-        for run in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1) if pages.size else ():
-            first, stop = int(run[0]), int(run[-1]) + 1
+        for first, stop in _adjacent(pages):
             self._passed[first] = max(stop, self._passed.pop(first, 0))  # none is forgotten
 
     def evict(self, count: int) -> int:
@@ -409,24 +425,12 @@ class CachedPages(Closing):
         return np.sort(np.concatenate(found))
 
     def _punch(self, pages: NDArray[np.int64]) -> None:
-        if not pages.size:
-            return
         self._state[pages] = 0
-        firsts = np.array(list(self._first.values()))
-        names = list(self._first)
-        for run in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1):
-            low, stop = int(run[0]), int(run[-1]) + 1
-            while low < stop:
-                a = int(np.searchsorted(firsts, low, "right")) - 1
-                path, each = names[a], self._arrays[names[a]][0].pages_per_shard
-                shard, page = divmod(low - int(firsts[a]), each)
-                end = min(stop, low + each - page, firsts[a] + self._arrays[path][0].num_pages)
-                offset, size = page * PAGE_BYTES, (int(end) - low) * PAGE_BYTES
-                fd = self._fds[path][shard]
-                if _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, offset, size):
-                    number, where = ctypes.get_errno(), str(self._arrays[path][1][shard].file)
-                    raise OSError(number, f"{os.strerror(number)} (no holes can be made)", where)
-                low = int(end)
+        for run in self._runs(pages, self.num_pages):
+            size = (run.stop - run.first) * PAGE_BYTES
+            if _fallocate(run.fd, _KEEP_SIZE | _PUNCH_HOLE, run.offset, size):
+                number, where = ctypes.get_errno(), str(run.shard.file)
+                raise OSError(number, f"{os.strerror(number)} (no holes can be made)", where)
 
     def _close_files(self) -> None:
         for fds in self._fds.values():

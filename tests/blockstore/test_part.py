@@ -4,6 +4,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,9 +14,9 @@ from blockstore.errors import AbsentRows, CorruptBlock, StoreError, StoreExists
 from blockstore.format import shard_path
 from blockstore.make_part import make_part, part_bytes, plan_part
 from blockstore.owners import write_owners
-from blockstore.part import PART, Holes, find_keepers, kept_rows
+from blockstore.part import PART, Holes, StorePart, find_keepers, kept_rows
 from blockstore.root import read_digested, write_digested
-from blockstore.store import Store, open_store, read_rows
+from blockstore.store import Store, open_store, read_rows, scan_rows
 from blockstore.verify import verify_store
 from tests.graphs import make_csc
 from tests.preprocess.kills import run_and_kill
@@ -67,12 +68,13 @@ def test_a_part_has_its_own_rows_and_all_of_the_rest(whole: Path, tmp_path: Path
     (t,) = store.manifest.types
     x = t.features["x"]
     # nodes 310 to 619, in blocks of 16 rows: 304 to 623
-    assert np.array_equal(read_rows(part, x, 304, 624), read_rows(store, x, 304, 624))
+    own = np.concatenate([rows.copy() for _, rows in scan_rows(part, x, start=304, stop=624)])
+    assert np.array_equal(own, read_rows(store, x)[304:624])
     for array in (t.original_id, t.store_id, t.splits["train"]):
         assert np.array_equal(read_rows(part, array), read_rows(store, array))
     for first, stop, owner in ((0, 16, 0), (300, 320, 0), (624, 625, 2), (620, 640, 2)):
         with pytest.raises(AbsentRows, match=f"is with server {owner}, this part has that of"):
-            read_rows(part, x, first, stop)
+            list(scan_rows(part, x, start=first, stop=stop))
     report = verify_store(part.path)
     assert (report.strays, report.part) == ((), str(part.part))
     shard = shard_path(x.path, 0, 2)
@@ -93,16 +95,17 @@ def test_damage_is_found_in_what_is_here(whole: Path, tmp_path: Path):
 
 def test_a_part_that_says_otherwise_is_refused(whole: Path, tmp_path: Path):
     part = made(whole, tmp_path / "p1")
-    raw = read_digested(part.path / PART, "part", "")
+    raw = msgspec.json.encode(read_digested(part.path / PART, "part", StorePart, 1, ""))
     for old, new, match in (
         (b"[0,304,0]", b"[0,304,2]", "rows of the part of server 1"),  # found by verify
         (b"[0,304,0]", b"[0,305,0]", "all rows of 1 arrays in whole blocks"),
         (b'"servers":3', b'"servers":1', "server 1 of 1"),
-        (part.manifest.fingerprint.encode(), b"0" * 32, "expected format 1"),
+        (part.manifest.fingerprint.encode(), b"0" * 32, "fingerprint 0000"),
+        (b'"format":1', b'"format":2', "format 2, this code reads 1"),
     ):
         assert old in raw
-        write_digested(part.path / PART, "part", raw.replace(old, new))
-        with pytest.raises(CorruptBlock, match=match):
+        write_digested(part.path / PART, "part", msgspec.Raw(raw.replace(old, new)))
+        with pytest.raises(StoreError, match=match):
             verify_store(part.path)
     (part.path / PART).write_bytes(raw)
     with pytest.raises(CorruptBlock, match="expected 'part' and a digest"):

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.errors import CorruptBlock, NotAStore, UnsupportedVersion
+from blockstore.errors import NotAStore
 from blockstore.format import PAGE_BYTES, RowArray
 from blockstore.root import read_digested, write_digested
 from loaderd.api.errors import BatchFailed
@@ -73,10 +73,6 @@ class Pack(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-class _Version(msgspec.Struct):
-    format: int
-
-
 def packs_folder(store: Path) -> Path:
     """Where the packs of a store are, beside it."""
     store = store.resolve()
@@ -101,27 +97,15 @@ def pack_path(store: Path, resolved: Resolved, world_size: int) -> Path:
 
 def write_pack(folder: Path, pack: Pack) -> None:
     """Put `pack.json` into the folder of its arrays."""
-    write_digested(folder / PACK, "pack", msgspec.json.encode(pack))
+    write_digested(folder / PACK, "pack", pack)
 
 
 def read_pack(folder: Path) -> Pack:
     """What a pack says of itself.  Raises NotAStore, UnsupportedVersion, CorruptBlock."""
     path = folder / PACK
-    try:
-        raw = read_digested(path, "pack", _MENDS)
-        version = msgspec.json.decode(raw, type=_Version).format
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotAStore(f"{folder}: no {PACK}, expected packed epochs") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptBlock(f"{path}: {error}; {_MENDS}") from error
-    if version != PACK_VERSION:
-        raise UnsupportedVersion(
-            f"{path}: format {version}, this code reads {PACK_VERSION}; {_MENDS}"
-        )
-    try:
-        return msgspec.json.decode(raw, type=Pack)
-    except msgspec.ValidationError as error:
-        raise CorruptBlock(f"{path}: {error}; {_MENDS}") from error
+    if not path.exists():
+        raise NotAStore(f"{folder}: no {PACK}, expected packed epochs")
+    return read_digested(path, "pack", Pack, PACK_VERSION, _MENDS)
 
 
 def page_array(path: str, pages: int, block_bytes: int) -> RowArray:
