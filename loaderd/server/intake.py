@@ -3,9 +3,8 @@
 A request announces how many there are.  They are asked for when a run of slots is there for them, a
 few pieces at a time, so that no client can make the daemon hold more than these on the way.
 
-One request at a time has such a run.  A client that sends nothing for `TURN_S` while others wait
-loses its turn: it is asked again, from the first number on, after those who waited.  So a client
-keeps each of the others waiting for `TURNS * TURN_S` at most; the last lost turn is a refusal.
+One request at a time has such a run.  While others wait for it, a client that sends nothing is
+refused after `WAITED_S`.
 """
 
 import asyncio
@@ -22,28 +21,19 @@ from loaderd.server.registry import Peer
 PIECE = 1 << 14  # numbers of a piece: 128 KiB
 AHEAD = 4  # pieces that are asked for and have not come
 PIECE_S = 10.0  # for the next piece
-TURN_S = 1.0  # likewise, while others wait
-TURNS = 3  # that a request may lose
+WAITED_S = 3.0  # likewise, while others wait
+LOOK_S = 0.5  # between two looks whether others wait
 LEAST_RATE = 1 << 20  # numbers a second, of all of them: others wait for the room
 
 
 class Intake:
     """All methods belong to the event loop's thread."""
 
-    def __init__(
-        self,
-        peer: Peer,
-        request: Attach,
-        area: RequestArea,
-        turn: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`turn`: how many this request has lost before; `clock` in seconds."""
-        self.peer, self.request, self._area, self._clock = peer, request.request, area, clock
+    def __init__(self, peer: Peer, request: Attach, area: RequestArea) -> None:
+        self.peer, self.request, self._area = peer, request.request, area
         self._numbers = area.numbers
         self._asked = self._come = 0  # numbers
-        self._end = clock() + PIECE_S + self._numbers.size / LEAST_RATE
-        self._turn = turn
+        self._end = time.monotonic() + PIECE_S + self._numbers.size / LEAST_RATE
         self._failure: Exception | None = None
         self._changed = asyncio.Event()
 
@@ -60,8 +50,6 @@ class Intake:
         """A piece has come.  Raises BadMessage: it is not the next one that was asked for."""
         if self._failure is not None:
             return  # the request has ended, and its error is sent once
-        if self._turn and message.first != self._come:
-            return  # of what was asked for in an earlier turn
         count = len(message.numbers) // 8
         expected = min(PIECE, self._asked - self._come)
         if (message.first, len(message.numbers)) != (self._come, 8 * expected) or not expected:
@@ -79,39 +67,32 @@ class Intake:
         self._failure = error
         self._changed.set()
 
-    async def fill(self, send: Callable[[IdsWanted], bool], waited_for: Callable[[], bool]) -> bool:
+    async def fill(self, send: Callable[[IdsWanted], bool], waited_for: Callable[[], bool]) -> None:
         """Ask for the numbers and wait for them.  Raises Refused, BadMessage.
 
         waited_for   whether other requests wait for their turn
-
-        Returns False if this one has lost its turn.
         """
-        since = self._clock()
+        since = time.monotonic()
         while self._come < self._numbers.size:
             for message in self.wanted():
                 if not send(message):
                     raise Refused("ids: the client is gone")
-            end = min(since + PIECE_S, self._end)
-            left = min(TURN_S, end - self._clock())
             try:
-                await asyncio.wait_for(self._changed.wait(), max(0.0, left))
+                await asyncio.wait_for(self._changed.wait(), min(LOOK_S, PIECE_S, WAITED_S))
             except TimeoutError:
-                lost = waited_for()
-                if self._clock() >= end or (lost and self._turn + 1 >= TURNS):
+                most = WAITED_S if waited_for() else PIECE_S
+                if time.monotonic() >= min(since + most, self._end):
                     raise self._late() from None
-                if lost:
-                    return False
                 continue
-            since = self._clock()
+            since = time.monotonic()
             self._changed.clear()
             if self._failure is not None:
                 raise self._failure
-        return True
 
     def _late(self) -> Refused:
         return Refused(
             f"ids: {self._come} of {self._numbers.size} numbers came in time, expected one piece "
-            f"in {PIECE_S:g} s ({TURN_S:g} s while others wait) and {LEAST_RATE:,} a second"
+            f"in {PIECE_S:g} s ({WAITED_S:g} s while others wait) and {LEAST_RATE:,} a second"
         )
 
     def entry(self) -> LedgerEntry:

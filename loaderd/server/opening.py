@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -119,25 +118,23 @@ class SessionOpener:
         peer, request = opening.peer, opening.request
         self._borrowers += 1
         try:
-            for turn in itertools.count():
-                async with self._borrowing:
-                    if not opening.is_wanted:
-                        return None
-                    borrow = functools.partial(self._borrow, request, self._room_of(opening.owner))
-                    area = await self._loop.run_in_executor(self._thread, borrow)
-                    try:
-                        self._intake = Intake(peer, request, area, turn)
-                        if await self._intake.fill(
-                            lambda message: self._daemon.send(peer.caller, message),
-                            lambda: self._borrowers > 1,
-                        ):
-                            return await self._open_one(opening, area)
-                    finally:
-                        self._intake = None
-                        area.give_back()  # not in the thread: an attach there may wait for it
+            async with self._borrowing:
+                if not opening.is_wanted:
+                    return None
+                borrow = functools.partial(self._borrow, request, self._room_of(opening.owner))
+                area = await self._loop.run_in_executor(self._thread, borrow)
+                try:
+                    self._intake = Intake(peer, request, area)
+                    await self._intake.fill(
+                        lambda message: self._daemon.send(peer.caller, message),
+                        lambda: self._borrowers > 1,
+                    )
+                    return await self._open_one(opening, area)
+                finally:
+                    self._intake = None
+                    area.give_back()  # not in the thread: an attach there may wait for it
         finally:
             self._borrowers -= 1
-        raise AssertionError
 
     async def _open_one(self, opening: _Opening, area: RequestArea | None) -> Attached | None:
         """Attach in the thread.  One after the other: what a user has left is known then."""
