@@ -213,25 +213,25 @@ class PeerAnswers:
 
     def _answer(self, peer: _Peer, request: _Request) -> None:
         """In the peer's thread."""
-        wanted, number = request.wanted, peer.buffers.take()
+        wanted, buffer = request.wanted, peer.buffers.take()
         try:
-            size = request.served.read(request, peer.transit, peer.buffers.memory(number))
+            size = request.served.read(request, peer.transit, buffer)
         except (StoreError, OSError) as error:
-            peer.buffers.put(number)
+            peer.buffers.put(buffer)
             reply = ErrorReply(
                 error=Refused.__name__, message=str(error), request=wanted.request, session=-1,
                 run=-1,
             )  # fmt: skip
             self._send(request.identity, reply, None)
             return
-        crc = rows_crc(peer.buffers.memory(number)[:size])
+        crc = rows_crc(buffer[:size])
         given = RowsGiven(
             request=wanted.request, array=wanted.array, count=request.rows.size, crc32c=crc
         )
         with self._lock:
             self._counts["peer_rows_given"] += request.rows.size
             self._counts["peer_bytes_given"] += size
-        self._send(request.identity, given, peer.buffers.lend(number, size))
+        self._send(request.identity, given, peer.buffers.lend(buffer, size))
 
 
 def peers_bytes(stores: Sequence[Store]) -> int:

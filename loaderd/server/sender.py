@@ -51,30 +51,27 @@ class SendBuffers:
 
     def __init__(self, memory: list[NDArray[np.uint8]]) -> None:
         self._memory = memory
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()  # finalizers may put anywhere
-        for number in range(len(memory)):
-            self._free.put(number)
+        # finalizers may put anywhere
+        self._free: queue.SimpleQueue[NDArray[np.uint8]] = queue.SimpleQueue()
+        for buffer in memory:
+            self._free.put(buffer)
 
     @property
     def num_bytes(self) -> int:
         return sum(m.size for m in self._memory)
 
-    def take(self) -> int:
-        """The number of a free buffer; waits for one."""
+    def take(self) -> NDArray[np.uint8]:
+        """A free buffer, to write to; waits for one."""
         return self._free.get()
 
-    def memory(self, number: int) -> NDArray[np.uint8]:
-        """To write to while it is held."""
-        return self._memory[number]
-
-    def put(self, number: int) -> None:
+    def put(self, buffer: NDArray[np.uint8]) -> None:
         """Give back a buffer that was not lent."""
-        self._free.put(number)
+        self._free.put(buffer)
 
-    def lend(self, number: int, num_bytes: int) -> NDArray[np.uint8]:
+    def lend(self, buffer: NDArray[np.uint8], num_bytes: int) -> NDArray[np.uint8]:
         """What is in it; it is free again when this very array is gone."""
-        array = self._memory[number][:num_bytes]
-        weakref.finalize(array, self._free.put, number).atexit = False
+        array = buffer[:num_bytes]
+        weakref.finalize(array, self._free.put, buffer).atexit = False
         return array
 
     def wait_home(self) -> None:
@@ -250,17 +247,16 @@ class Sender:
             "group": _group_of(message),
         }  # fmt: skip
         for offset, size, copies in _cut(regions, self.frames.capacity):
-            number = self.frames.take()
+            buffer = self.frames.take()
             try:
-                memory = self.frames.memory(number)
                 for copy, start, stop, at in copies:
                     self._check(message.run)
-                    copy(start, stop, memory[at : at + stop - start])
+                    copy(start, stop, buffer[at : at + stop - start])
                 self._spend(message.run, size)
             except BaseException:
-                self.frames.put(number)
+                self.frames.put(buffer)
                 raise
-            self._send(Piece(**place, offset=offset), self.frames.lend(number, size))
+            self._send(Piece(**place, offset=offset), self.frames.lend(buffer, size))
         self._give_back(message)
 
     def _give_back(self, message: Carried) -> None:
