@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaderd.api.errors import BadMessage, Refused
-from loaderd.api.protocol import Attach, Labor, RowChoice, RowsWanted, SeedEdges, Start, Temporal
+from loaderd.api.protocol import Attach, RowChoice, RowsWanted, SeedEdges, Start, Temporal
 
 MAX_WINDOW = 1024
 MAX_HYPERBATCH = 1 << 16
@@ -64,7 +64,7 @@ def check_attach(request: Attach) -> None:
     if request.temporal is not None:
         _check_temporal(request.temporal)
     if request.labor is not None:
-        _check_labor(request.labor)
+        _within("labor.batch_dependency", request.labor.batch_dependency, 1, MAX_POSITION)
     parts = num_parts(request)
     if not parts:
         if request.ids:
@@ -127,10 +127,6 @@ def _check_temporal(temporal: Temporal) -> None:
     for name, known in (("strategy", ("uniform", "last")), ("times", ("given", "edges"))):
         if (value := getattr(temporal, name)) not in known:
             raise Refused(f"temporal.{name} is {value[:MAX_NAME]!r}, expected {' or '.join(known)}")
-
-
-def _check_labor(labor: Labor) -> None:
-    _within("labor.batch_dependency", labor.batch_dependency, 1, MAX_POSITION)
 
 
 def _check_edges(edges: SeedEdges) -> None:

@@ -46,15 +46,13 @@ from loaderd.monitoring.logs import logging_to_stderr, tell
 from loaderd.monitoring.report import ledger_text, status_text, store_text
 from loaderd.monitoring.server import MonitoringServer
 from loaderd.monitoring.top import run_top
-from loaderd.server.allocator import share_heaps
 from loaderd.server.curve import new_pair
 from loaderd.server.daemon import Access, Daemon
 from loaderd.server.daemon import serve as serve_engine
-from loaderd.server.notify import notify
 from loaderd.server.owners import check_folder, user_name
 from loaderd.server.peer_answers import peers_bytes
 from loaderd.server.peer_rows import PeerRows, peer_source
-from loaderd.server.signals import Signals, end_when_unused
+from loaderd.server.process import Signals, end_when_unused, notify, share_heaps
 from loaderd.server.transport import ask_status, parse_either
 from loaderd.sessions.engine import default_settings
 from loaderd.sessions.stores import Stores

@@ -122,26 +122,23 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = AF_INET6 if ":" in address[0] else AF_INET
         self._lock = threading.Lock()
-        self._asking: dict[socket, None] = {}  # oldest first; the request has not come yet
-        self._answering: dict[socket, None] = {}
+        self._open: dict[socket, bool] = {}  # oldest first: whether the request has come
         super().__init__(address, handler)
 
     def asked(self, request: socket) -> None:
         with self._lock:
-            if request in self._asking:
-                del self._asking[request]
-                self._answering[request] = None
+            if request in self._open:
+                self._open[request] = True
 
     def process_request(self, request: "socket | tuple[bytes, socket]", client: object) -> None:
         assert isinstance(request, socket)
         with self._lock:
-            if len(self._asking) + len(self._answering) == MOST_REQUESTS:
-                waiting = self._asking or self._answering
-                oldest = next(iter(waiting))
-                del waiting[oldest]
+            if len(self._open) == MOST_REQUESTS:
+                oldest = min(self._open, key=self._open.__getitem__)
+                del self._open[oldest]
                 with contextlib.suppress(OSError):  # it has left
                     oldest.shutdown(SHUT_RDWR)  # its thread wakes, and closes it
-            self._asking[request] = None
+            self._open[request] = False
         super().process_request(request, client)
 
     def process_request_thread(
@@ -152,8 +149,7 @@ class _Server(ThreadingHTTPServer):
             super().process_request_thread(request, client)
         finally:
             with self._lock:
-                self._asking.pop(request, None)
-                self._answering.pop(request, None)
+                self._open.pop(request, None)
 
     def handle_error(self, request: object, client: object) -> None:  # noqa: ARG002
         """A client that leaves is no event."""

@@ -40,12 +40,11 @@ from loaderd.api.protocol import (
 from loaderd.api.requests import check_start
 from loaderd.monitoring.logs import Throttle, tell
 from loaderd.server.local import LocalClients
-from loaderd.server.notify import notify
 from loaderd.server.opening import Clients, SessionOpener
 from loaderd.server.owners import UserLimits
+from loaderd.server.process import Signals, notify
 from loaderd.server.registry import Caller, Peer, Registry
 from loaderd.server.remote import Listening, RemoteClients
-from loaderd.server.signals import Signals
 from loaderd.server.transport import Frame
 from loaderd.sessions.base import Out
 from loaderd.streams.registry import utf8_text

@@ -1,6 +1,7 @@
-"""SIGTERM, SIGINT and SIGHUP of the daemon's process, from the first file to the last."""
+"""The daemon's process: its signals, from the first file to the last, service manager, heaps."""
 
 import asyncio
+import ctypes
 import fcntl
 import os
 import signal
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _MOST_SIGNALS = 4096  # taken at a time
+_M_ARENA_MAX = -8  # of glibc's malloc.h
+_HEAPS = 2
 
 
 class Signals:
@@ -85,3 +88,33 @@ def end_when_unused(path: Path) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, name="users", daemon=True).start()
+
+
+def notify(*states: str) -> bool:
+    """Send states such as "READY=1" to $NOTIFY_SOCKET; False where there is none or it is gone.
+
+    Source: sd_notify(3): one datagram of lines; a leading @ stands for the abstract namespace.
+    """
+    name = os.environ.get("NOTIFY_SOCKET", "")
+    if not name.startswith(("/", "@")):
+        return False
+    address = b"\0" + os.fsencode(name[1:]) if name[0] == "@" else os.fsencode(name)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+        sender.setblocking(False)
+        try:
+            sender.connect(address)
+            sender.send("\n".join(states).encode())
+        except OSError:
+            return False
+    return True
+
+
+def share_heaps() -> None:
+    """Let all threads that begin from now on share two heaps; without glibc nothing is done.
+
+    Each of many threads would have a heap of its own, which keeps what the thread's busiest moment
+    took.  Hot paths allocate nothing, so that threads do not wait for each other.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(_M_ARENA_MAX, _HEAPS)

@@ -1,14 +1,15 @@
-"""Signals reach their receiver, at once or as soon as there is one."""
+"""Signals reach their receiver, at once or as soon as there is one; systemd is told of states."""
 
 import asyncio
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from loaderd.server.signals import Signals
+from loaderd.server.process import Signals, notify
 
 WAIT_S = 20.0
 
@@ -66,3 +67,23 @@ def test_a_signal_that_another_thread_catches_wakes_the_loop(signals):
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert woken == [True]
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_states_are_one_datagram(tmp_path, monkeypatch, abstract):
+    name = f"@{tmp_path.name}-notify" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind("\0" + name[1:] if abstract else name)
+        manager.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", name)
+        assert notify("READY=1", "STATUS=serving")
+        assert manager.recv(4096) == b"READY=1\nSTATUS=serving"
+
+
+def test_without_a_manager_nothing_happens(tmp_path, monkeypatch):
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    assert not notify("READY=1")
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
+    assert not notify("READY=1")
+    monkeypatch.setenv("NOTIFY_SOCKET", "tcp:nonsense")
+    assert not notify("READY=1")
