@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from blockstore.format import Manifest, NodeType
 from clients.models import LAYERS, Layered, OrderedLayer, RelationalModel
@@ -21,22 +21,23 @@ class Step(NamedTuple):
     """One layer: rows of targets of its relations are computed, those of other types stay."""
 
     layers: Mapping[Relation, OrderedLayer]
-    activates: bool  # ReLU after it
+    activate: nn.Module  # what follows it
 
 
 class ModelSteps(NamedTuple):
     """What of a model is asked of nodes, and in which order; types and relations of the store."""
 
-    enter: Mapping[str, nn.Module | None]  # by type: what features pass through; None: as they are
+    enter: Mapping[str, nn.Module]  # by type: what features pass through
     widths: Mapping[str, int]  # of the features of each type; 0: it has none
     steps: Sequence[Step]
-    leave: nn.Module | None
+    leave: nn.Module
     num_out: int
     output_type: NodeType
     dtype: torch.dtype
 
-    def activated(self, step: int, h: Tensor) -> Tensor:
-        return functional.relu(h) if self.steps[step].activates else h
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        return torch.empty(0, dtype=self.dtype).numpy().dtype
 
 
 def steps_of(model: nn.Module, manifest: Manifest, node_type: str = "") -> ModelSteps:
@@ -47,46 +48,50 @@ def steps_of(model: nn.Module, manifest: Manifest, node_type: str = "") -> Model
     Raises Refused: a model of another kind, or one that does not fit the store.
     """
     net = getattr(model, "net", model)
-    widths = {t.name: _feature_width(t) for t in manifest.types}
-    relations = [(r.src, r.name, r.dst) for r in manifest.relations]
+    widths, relations = _feature_widths(manifest), _relations(manifest)
     output = _output_type(manifest, node_type)
-    dtype = next((p.dtype for p in net.parameters()), torch.float32)
+    enter: dict[str, nn.Module] = {output.name: nn.Identity()}
+    leave: nn.Module = nn.Identity()
     if isinstance(net, Layered):
         if len(widths) != 1 or len(relations) != 1:
             raise Refused(
                 f"model: found one of one relation, expected one of the store's {len(relations)}: "
                 "train a RelationalModel (clients.train --input-type)"
             )
-        layers = [_checked(layer) for layer in net.layers]
-        _check_width("the first layer", _num_in(layers[0]), widths[output.name])
-        steps = [
-            Step({relations[0]: layer}, number < len(layers) - 1)
-            for number, layer in enumerate(layers)
-        ]
-        enter: dict[str, nn.Module | None] = {output.name: None}
-        return ModelSteps(enter, widths, steps, None, layers[-1].num_out, output, dtype)
-    if isinstance(net, RelationalModel):
+        of_steps = [[_checked(layer)] for layer in net.layers]
+        num_in = next(m.in_features for m in net.layers[0].modules() if isinstance(m, nn.Linear))
+        _check_width("the first layer", num_in, widths[output.name])
+        activations = [nn.ReLU()] * (len(of_steps) - 1) + [nn.Identity()]
+        num_out = of_steps[-1][0].num_out
+    elif isinstance(net, RelationalModel):
         if (net.types, net.relations) != (tuple(widths), tuple(relations)):
             raise Refused(
                 f"model: found types {', '.join(net.types)} and {len(net.relations)} relations, "
                 f"expected those of the store: {', '.join(widths)} and {len(relations)}; give the "
                 "model of this store"
             )
+        enter, leave, num_out = (
+            dict(zip(widths, net.enter, strict=True)),
+            net.out,
+            net.out.out_features,
+        )
         for (name, width), entering in zip(widths.items(), net.enter, strict=True):
             assert isinstance(entering, nn.Linear)
             _check_width(f"what rows of {name} enter by", entering.in_features, max(1, width))
-        steps = []
-        for layers_of in net.layers:
-            assert isinstance(layers_of, nn.ModuleList)
-            layers = [_checked(layer) for layer in layers_of]
-            steps.append(Step(dict(zip(relations, layers, strict=True)), True))
-        enter = dict(zip(widths, net.enter, strict=True))
-        return ModelSteps(enter, widths, steps, net.out, net.out.out_features, output, dtype)
-    raise Refused(
-        f"model: found a {type(net).__name__}, expected one of clients.models (Layered, GraphSage, "
-        "RelationalModel), whose layers can be computed apart; for another one iterate over "
-        "NeighborLoader(endpoint, [-1], input_nodes=None), a layer at a time"
-    )
+        of_steps = [[_checked(layer) for layer in layers.children()] for layers in net.layers]
+        activations = [nn.ReLU()] * len(of_steps)
+    else:
+        raise Refused(
+            f"model: found a {type(net).__name__}, expected one of clients.models (Layered, "
+            "GraphSage, RelationalModel), whose layers can be computed apart; for another one "
+            "iterate over NeighborLoader(endpoint, [-1], input_nodes=None), a layer at a time"
+        )
+    steps = [
+        Step(dict(zip(relations, layers, strict=True)), activate)
+        for layers, activate in zip(of_steps, activations, strict=True)
+    ]
+    dtype = next((p.dtype for p in net.parameters()), torch.float32)
+    return ModelSteps(enter, widths, steps, leave, num_out, output, dtype)
 
 
 def load_model(path: Path, manifest: Manifest) -> nn.Module:
@@ -118,23 +123,28 @@ def _made_of(state: Mapping[str, Tensor], manifest: Manifest) -> nn.Module:
     """A model of the kind and the sizes that its parameters show.  Raises KeyError."""
     several = "out.weight" in state
     first = "layers.0.0." if several else "layers.0."
-    names = {name.removeprefix(first) for name in state if name.startswith(first)}
-    kind = "gat" if "from_source" in names else "sage" if "own.weight" in names else "gcn"
-    numbers = [int(name.split(".")[1]) for name in state if name.startswith("layers.")]
-    depth = 1 + max(numbers, default=-1)
-    weight = {"sage": "own.weight"}.get(kind, "linear.weight")
-    if not several:
-        num_hidden, num_in = state[f"{first}{weight}"].shape
-        num_out = state[f"layers.{depth - 1}.{weight}"].shape[0]
-        return Layered(LAYERS[kind], num_in, num_hidden, num_out, depth)
-    relations = [(r.src, r.name, r.dst) for r in manifest.relations]
-    widths = {t.name: _feature_width(t) for t in manifest.types}
-    num_out, num_hidden = state["out.weight"].shape
-    return RelationalModel(LAYERS[kind], widths, relations, num_hidden, num_out, depth)
+    marks = {"gat": "from_source", "sage": "own.weight", "gcn": "linear.weight"}
+    kind = next((kind for kind, mark in marks.items() if first + mark in state), "gcn")
+    depth = 1 + max((int(n.split(".")[1]) for n in state if n.startswith("layers.")), default=-1)
+    if several:
+        num_out, num_hidden = state["out.weight"].shape
+        widths, relations = _feature_widths(manifest), _relations(manifest)
+        return RelationalModel(LAYERS[kind], widths, relations, num_hidden, num_out, depth)
+    weight = "own.weight" if kind == "sage" else "linear.weight"
+    num_hidden, num_in = state[f"{first}{weight}"].shape
+    num_out = state[f"layers.{depth - 1}.{weight}"].shape[0]
+    return Layered(LAYERS[kind], num_in, num_hidden, num_out, depth)
 
 
-def _feature_width(t: NodeType) -> int:
-    return t.features[_FEATURES].row_items if _FEATURES in t.features else 0
+def _relations(manifest: Manifest) -> list[Relation]:
+    return [(r.src, r.name, r.dst) for r in manifest.relations]
+
+
+def _feature_widths(manifest: Manifest) -> dict[str, int]:
+    return {
+        t.name: t.features[_FEATURES].row_items if _FEATURES in t.features else 0
+        for t in manifest.types
+    }
 
 
 def _output_type(manifest: Manifest, name: str) -> NodeType:
@@ -159,10 +169,6 @@ def _checked(layer: nn.Module) -> OrderedLayer:
             f"{', '.join(LAYERS)}"
         )
     return layer
-
-
-def _num_in(layer: OrderedLayer) -> int:
-    return next(m.in_features for m in layer.modules() if isinstance(m, nn.Linear))
 
 
 def _check_width(what: str, found: int, expected: int) -> None:

@@ -1,9 +1,10 @@
 """Where rows that were computed go: a file of numpy or Parquet, or an array of the store."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,7 +17,7 @@ from blockstore.io.files import flush
 from blockstore.store import Store, read_rows
 from blockstore.writer import StoreWriter
 from clients.inference.model import ModelSteps
-from clients.inference.plan import BUFFER_BYTES, item_bytes
+from clients.inference.plan import BUFFER_BYTES
 from loaderd.api.errors import Refused
 from preprocess.files.arrow import write_parquet
 from preprocess.files.npy import NpyWriter
@@ -31,68 +32,53 @@ _FILE = "result"  # in the work folder
 Rows = Iterator[NDArray[Any]]
 
 
-class ResultRun(PipelineRun):
-    """The store that is read, and the memory for the order of the result."""
+class InferenceRun(PipelineRun):
+    """The store that is read, rows of layers that are over, and memory for the result."""
 
     def __init__(
-        self, work: WorkFolder, progress: Progress, store: Store, share: int, writer: StoreWriter
+        self, work: WorkFolder, progress: Progress, store: Store, hidden: StoreWriter, share: int
     ) -> None:
-        super().__init__(work, progress, writer)
-        self.store, self.share = store, share
+        super().__init__(work, progress, hidden)
+        self.store, self.hidden, self.share = store, hidden, share
 
 
-class Result:
-    """A place for rows; `target` is what the work folder is named after."""
+class Result(NamedTuple):
+    """A place for rows."""
 
-    def __init__(self, name: str, target: Path, array: RowArray) -> None:
-        """`array`: the rows, in the order in which they are written."""
-        self.name, self.target, self.array = name, target, array
-        self.num_rows = array.num_rows
-
-    @property
-    def num_bytes(self) -> int:
-        return self.array.num_rows * self.array.row_bytes
-
-    def write(self, run: ResultRun, rows: Rows) -> None:
-        """`rows`: of all nodes of the type, in the order of the store."""
-        raise NotImplementedError
+    name: str
+    target: Path  # the work folder is named after it
+    array: RowArray  # the rows, in the order in which they are written
+    write: Callable[[InferenceRun, Rows], None]  # rows of all nodes, in the order of the store
 
 
-class FileResult(Result):
-    """A file that appears by one rename."""
+def _write_file(
+    path: Path, t: NodeType, array: RowArray, split: RowArray | None, run: InferenceRun, rows: Rows
+) -> None:
+    """A file that appears by one rename.  `split`: the nodes whose rows are wanted; None: all."""
+    ids: NDArray[Any] | None = None
+    if split is None:
+        places = read_rows(run.store, t.original_id)
+    else:
+        ids = read_rows(run.store, split)
+        stored = read_rows(run.store, t.store_id)[ids].astype(np.int64) - t.first
+        places = np.argsort(stored, kind="stable")
+        rows = _chosen(rows, stored[places])
+    made = run.path(_FILE)
+    made.unlink(missing_ok=True)
 
-    def __init__(self, path: Path, t: NodeType, array: RowArray, split: RowArray | None) -> None:
-        """`split`: the nodes whose rows are wanted; None: all."""
-        super().__init__(str(path), path, array)
-        self._type, self._split = t, split
+    def place(emit: Emit) -> None:
+        place_rows(rows, array, places, run.share, run.folder, emit, run.progress)
 
-    def write(self, run: ResultRun, rows: Rows) -> None:
-        t = self._type
-        ids: NDArray[Any] | None = None
-        if self._split is None:
-            places = read_rows(run.store, t.original_id)
-        else:
-            ids = read_rows(run.store, self._split)
-            stored = read_rows(run.store, t.store_id)[ids].astype(np.int64) - t.first
-            places = np.argsort(stored, kind="stable")
-            rows = _chosen(rows, stored[places])
-        path = run.path(_FILE)
-        path.unlink(missing_ok=True)
-
-        def place(emit: Emit) -> None:
-            place_rows(rows, self.array, places, run.share, run.folder, emit, run.progress)
-
-        if self.target.suffix == ".npy":
-            shape = (self.array.num_rows, *self.array.row_shape)
-            with NpyWriter(path, shape, self.array.dtype) as out:
-                place(out.append)
-        else:
-            write_parquet(path, ids, self.array.row_items, self.array.dtype, place)
-        flush(path)
-        if os.path.lexists(self.target):
-            raise StoreExists(f"{self.target}: appeared while it was computed")
-        path.rename(self.target)
-        flush(self.target.parent)
+    if path.suffix == ".npy":
+        with NpyWriter(made, (array.num_rows, *array.row_shape), array.dtype) as out:
+            place(out.append)
+    else:
+        write_parquet(made, ids, array.row_items, array.dtype, place)
+    flush(made)
+    if os.path.lexists(path):
+        raise StoreExists(f"{path}: appeared while it was computed")
+    made.rename(path)
+    flush(path.parent)
 
 
 def _chosen(pieces: Rows, wanted: NDArray[np.int64]) -> Rows:
@@ -105,37 +91,29 @@ def _chosen(pieces: Rows, wanted: NDArray[np.int64]) -> Rows:
         first += piece.shape[0]
 
 
-class ArrayResult(Result):
+def _write_array(name: str, array: RowArray, t: NodeType, run: InferenceRun, rows: Rows) -> None:
     """One more array of features in the store."""
-
-    def __init__(self, store: Store, t: NodeType, name: str, array: RowArray) -> None:
-        super().__init__(
-            f"{_IN_STORE}{name}", store.path.with_name(f"{store.path.name}.infer"), array
+    with StoreExtender(run.store.path, BUFFER_BYTES) as extender:
+        with (
+            extender.rows(array) as out,
+            run.progress.stage(name, array.num_rows * array.row_bytes, "B") as stage,
+        ):
+            for piece in rows:
+                out.append(piece)
+                stage.advance(piece.nbytes)
+        manifest = extender.store.manifest
+        types = tuple(
+            msgspec.structs.replace(known, features={**known.features, name: array})
+            if known.name == t.name
+            else known
+            for known in manifest.types
         )
-        self._type, self._name = t, name
-
-    def write(self, run: ResultRun, rows: Rows) -> None:
-        with StoreExtender(run.store.path, BUFFER_BYTES) as extender:
-            with (
-                extender.rows(self.array) as out,
-                run.progress.stage(self.name, self.num_bytes, "B") as stage,
-            ):
-                for piece in rows:
-                    out.append(piece)
-                    stage.advance(piece.nbytes)
-            manifest = extender.store.manifest
-            types = tuple(
-                msgspec.structs.replace(t, features={**t.features, self._name: self.array})
-                if t.name == self._type.name
-                else t
-                for t in manifest.types
-            )
-            extender.commit(msgspec.structs.replace(manifest, types=types))
+        extender.commit(msgspec.structs.replace(manifest, types=types))
 
 
 def find_result(out: str, store: Store, steps: ModelSteps, split: str) -> Result:
     """What `out` names.  Raises Refused, StoreExists."""
-    t, dtype = steps.output_type, f"float{8 * item_bytes(steps.dtype)}"
+    t, dtype = steps.output_type, steps.numpy_dtype.name
     chosen = _find_split(t, split) if split else None
     if out.startswith(_IN_STORE):
         if chosen is not None:
@@ -152,7 +130,8 @@ def find_result(out: str, store: Store, steps: ModelSteps, split: str) -> Result
     if not path.parent.is_dir():
         raise Refused(f"{path.parent}: no such folder; make it, or choose another one")
     rows = t.num_nodes if chosen is None else chosen.num_rows
-    return FileResult(path, t, RowArray("rows", dtype, rows, (steps.num_out,)), chosen)
+    array = RowArray("rows", dtype, rows, (steps.num_out,))
+    return Result(str(path), path, array, partial(_write_file, path, t, array, chosen))
 
 
 def _find_split(t: NodeType, name: str) -> RowArray:
@@ -162,18 +141,19 @@ def _find_split(t: NodeType, name: str) -> RowArray:
     return t.splits[name]
 
 
-def _array_result(name: str, store: Store, t: NodeType, dtype: str, width: int) -> ArrayResult:
+def _array_result(name: str, store: Store, t: NodeType, dtype: str, width: int) -> Result:
     path = f"nodes/{as_path(t.name)}/features/{as_path(name)}"
     where = f"{store.path}: {_IN_STORE}{name}"
-    result = ArrayResult(store, t, name, RowArray(path, dtype, t.num_nodes, (width,), "dense"))
+    array = RowArray(path, dtype, t.num_nodes, (width,), "dense")
+    target = store.path.with_name(f"{store.path.name}.infer")
     # what a dead run has moved in goes when the store is extended again
     stray = (store.path / path).exists() and not (store.path / EXTEND_FOLDER).exists()
     if not name or name in t.features or stray:
-        remove_dead(result.target)
+        remove_dead(target)
         raise Refused(f"{where}: expected a name that {t.name} does not have yet; choose another")
     if t.halo is not None:
         raise Refused(
             f"{where}: found copies of rows for hubs and halos, expected a store without; write "
             "FILE.npy instead"
         )
-    return result
+    return Result(f"{_IN_STORE}{name}", target, array, partial(_write_array, name, array, t))

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from blockstore.store import Store, open_store
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import StoreStatus
 from loaderd.server.transport import ask_status, parse_either
 
 
@@ -20,7 +19,14 @@ def find_store(endpoint: str, name: str = "") -> Store:
         return open_store(Path(endpoint))
     address = parse_either(endpoint)
     reply = ask_status(address)
-    served = _choose(endpoint, [s for s in reply.stores if not s.retired], name)
+    found = [s for s in reply.stores if not s.retired]
+    chosen = [s for s in found if not name or s.name == name]
+    if len(chosen) != 1:
+        names = ", ".join(s.name for s in found)
+        raise Refused(
+            f"{endpoint}: found store {name!r}, expected one of {names}; give its name (--store)"
+        )
+    served = chosen[0]
     path = Path(served.path)
     if not path.is_absolute():  # as the daemon was given it
         path = Path(f"/proc/{reply.pid}/cwd").resolve() / path
@@ -36,14 +42,3 @@ def find_store(endpoint: str, name: str = "") -> Store:
             f"{store.manifest.fingerprint} at {path}: have the daemon open it again: loaderd reload"
         )
     return store
-
-
-def _choose(endpoint: str, served: list[StoreStatus], name: str) -> StoreStatus:
-    """The store of this name; without a name the only one.  Raises Refused."""
-    found = [s for s in served if not name or s.name == name]
-    if len(found) != 1:
-        names = ", ".join(s.name for s in served)
-        raise Refused(
-            f"{endpoint}: found store {name!r}, expected one of {names}; give its name (--store)"
-        )
-    return found[0]

@@ -25,21 +25,36 @@ def graph(small_graph, tmp_path_factory):
 
 @pytest.fixture
 def tight(monkeypatch):
-    """The minimum of --mem leaves room for one part of a layer alone."""
-    monkeypatch.setattr(plan, "_MIN_SHARE", 0)
+    """The minimum of --mem leaves room for little more than one part of a layer."""
+    monkeypatch.setattr(plan, "_MIN_SHARE", 64 << 10)
+
+
+def _make(folder, edges, num_nodes, width, **options):
+    x = np.random.default_rng(3).standard_normal((num_nodes, width), np.float32)
+    (folder / "source").mkdir()
+    np.save(folder / "source/edge_index.npy", edges)
+    np.save(folder / "source/node_feat.npy", x)
+    made = IngestOptions(block_bytes=16 << 10, **options)
+    ingest(PlainSource(folder / "source"), folder / "store", made, QUIET)
+    return SimpleNamespace(store=folder / "store", edges=edges, x=x)
 
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory):
     """A graph of which two nodes in five have edges out, in an order of its own."""
-    folder = tmp_path_factory.mktemp("sparse")
     rng = np.random.default_rng(3)
     edges = np.stack([rng.integers(0, 4000 // 5, 40_000) * 5, rng.integers(0, 4000, 40_000)])
     edges[0, ::2] += 2
-    x = rng.standard_normal((4000, 24), np.float32)
-    (folder / "source").mkdir()
-    np.save(folder / "source/edge_index.npy", edges)
-    np.save(folder / "source/node_feat.npy", x)
-    options = IngestOptions(block_bytes=16 << 10)
-    ingest(PlainSource(folder / "source"), folder / "store", options, QUIET)
-    return SimpleNamespace(store=folder / "store", edges=edges, x=x)
+    return _make(tmp_path_factory.mktemp("sparse"), edges, 4000, 24)
+
+
+@pytest.fixture(scope="module")
+def lonely(tmp_path_factory):
+    """A graph with all reverses, in which four nodes in ten have no edge, anywhere in the order."""
+    rng = np.random.default_rng(4)
+    pairs = rng.choice(20_000, 12_000, replace=False)[rng.integers(0, 12_000, (2, 60_000))]
+    pairs = np.unique(pairs, axis=1)
+    folder = tmp_path_factory.mktemp("lonely")
+    made = _make(folder, pairs, 20_000, 64, undirected=True, order="random")
+    made.edges = np.unique(np.hstack([pairs, pairs[::-1]]), axis=1)
+    return made

@@ -1,0 +1,198 @@
+"""Edges of a relation by whole columns, and which nodes have any."""
+
+import os
+from collections.abc import Generator, Iterator, Mapping, Set
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.errors import CorruptBlock
+from blockstore.format import (
+    BLOCK_HEADER,
+    PAGE_BYTES,
+    BlockHeader,
+    NodeType,
+    align,
+    edges_start_bytes,
+)
+from blockstore.format import Relation as StoredRelation
+from blockstore.io.buffers import aligned_buffer
+from blockstore.io.files import open_to_read, probe_direct
+from blockstore.store import Store, read_verified
+from clients.inference.model import Relation
+from clients.inference.rows import SCAN_BYTES, STEP_ROWS
+from preprocess.files.ahead import read_ahead
+from preprocess.pipeline.progress import Progress
+from preprocess.stages.stored_columns import stored_columns
+
+_STEP_EDGES = 1 << 18
+_MOST = 0.9  # of all nodes: beyond it too little would be saved
+_LOOKS = 32  # at how many there are, so that a graph where nearly all have edges is not read whole
+
+
+class Nodes(NamedTuple):
+    """Some nodes of a type, numbered in their order."""
+
+    num_rows: int  # one each
+    places: NDArray[np.int32] | None = None  # (nodes,): row of each, -1: not one; None: all are
+
+    @classmethod
+    def of(cls, found: NDArray[np.bool_]) -> "Nodes":
+        """All nodes, if nearly all were found, or none."""
+        count = int(np.count_nonzero(found))
+        if not 0 < count <= _MOST * found.size or found.size > np.iinfo(np.int32).max:
+            return cls(found.size)
+        places = np.cumsum(found, dtype=np.int32)
+        places -= 1
+        places[~found] = -1
+        return cls(count, places)
+
+    def among(self, first: int, stop: int) -> Any:
+        """An index of rows of the nodes [first, stop) that gives those of these nodes."""
+        return slice(None) if self.places is None else self.places[first:stop] >= 0
+
+    def rows(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Raises CorruptBlock: a node is none of these."""
+        if self.places is None:
+            return ids
+        found = self.places[ids].astype(np.int64)
+        if found.size and found.min() < 0:
+            raise CorruptBlock(
+                f"node {ids[found.argmin()]} has an edge whose reverse is not there, expected all "
+                "reverses in a store that was ingested with --undirected; ingest again"
+            )
+        return found
+
+
+class Connected(NamedTuple):
+    """Nodes that have edges: from the others nothing goes to neighbors, or nothing comes."""
+
+    receives: Mapping[str, Nodes]  # by type: targets of edges of any relation
+    gives: Mapping[Relation, Nodes]  # sources of edges, or more; all, if it is not known
+    symmetric: Set[Relation]  # each of their edges has a reverse: sources receive, too
+
+    @property
+    def num_bytes(self) -> int:
+        """In memory."""
+        held = [n.places for n in (*self.receives.values(), *self.gives.values())]
+        return sum({id(p): p.nbytes for p in held if p is not None}.values())
+
+
+def find_connected(store: Store) -> Connected:
+    """What is known without reading edges: block by block, how many each column has.
+
+    Raises CorruptBlock.
+    """
+    manifest = store.manifest
+    receives = {}
+    for t in manifest.types:
+        found = np.zeros(t.num_nodes, np.bool_)
+        for relation in manifest.relations:
+            if relation.dst == t.name:
+                _mark_targets(store, relation, t, found)
+        receives[t.name] = Nodes.of(found)
+    sizes = {t.name: t.num_nodes for t in manifest.types}
+    relations = [(r.src, r.name, r.dst) for r in manifest.relations]
+    symmetric = {r for r in relations if manifest.undirected and r[0] == r[2]}
+    gives = {r: receives[r[0]] if r in symmetric else Nodes(sizes[r[0]]) for r in relations}
+    return Connected(receives, gives, symmetric)
+
+
+def _mark_targets(
+    store: Store, relation: StoredRelation, t: NodeType, out: NDArray[np.bool_]
+) -> None:
+    """out[v] = True for nodes with edges in.  Only the pages are read in which degrees stand."""
+    file = store.graph(relation)
+    first_node = store.first_node(relation).astype(np.int64) - t.first
+    buffer = aligned_buffer(file.geometry.slot_bytes)
+    for shard, path in enumerate(file.shards):
+        first = shard * file.geometry.blocks_per_shard
+        stop = min(first + file.geometry.blocks_per_shard, relation.num_blocks)
+        fd = open_to_read(path, probe_direct(path) == "O_DIRECT")
+        try:
+            for block in range(first, stop):
+                low, high = first_node[block : block + 2].tolist()
+                head = buffer[: align(edges_start_bytes(high - low), PAGE_BYTES)]
+                page, (_, at) = block * file.geometry.pages_per_block, file.geometry.locate(block)
+                crcs = file.crcs[page : page + head.size // PAGE_BYTES]
+                read_verified(fd, head, at, crcs, str(path))
+                header = BlockHeader.unpack(head[: BLOCK_HEADER.size].tobytes(), f"{path}+{at}")
+                offsets = head[BLOCK_HEADER.size :].view(np.uint32)[: high - low + 1]
+                out[low:high] |= offsets[1:] > offsets[:-1]
+                if header.last_degree:  # its edges may all be in further blocks
+                    out[high - 1] = True
+        finally:
+            os.close(fd)
+
+
+def find_sources(
+    store: Store, relation: StoredRelation, source: NodeType, progress: Progress
+) -> Nodes:
+    """Nodes with edges out.  Reads the graph blocks in order.  Raises CorruptBlock."""
+    found = np.zeros(source.num_nodes, np.bool_)
+    done, look = 0, relation.num_edges // _LOOKS
+    with (
+        progress.stage(f"sources of {relation.name}", relation.num_edges, "edges") as step,
+        closing(whole_columns(store, relation, source)) as pieces,
+    ):
+        for _, ids in pieces:
+            found[ids] = True
+            done += ids.size
+            step.advance(ids.size)
+            if done >= look:
+                look = done + relation.num_edges // _LOOKS
+                if np.count_nonzero(found) > _MOST * found.size:
+                    break
+    return Nodes.of(found)
+
+
+def whole_columns(
+    store: Store, relation: StoredRelation, source: NodeType
+) -> Generator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """(degrees, sources): all columns of a relation in order, some at a time, each of them whole.
+
+    `sources` count from the first node of their type.  Read and unpacked by another thread; valid
+    until the next step.  Raises CorruptBlock.
+    """
+    dst = next(t for t in store.manifest.types if t.name == relation.dst)
+    first, last = source.first, source.first + source.num_nodes - 1
+    done = 0  # columns that were given
+    degrees, sources = np.empty(0, np.int64), np.empty(0, np.int64)
+    with closing(read_ahead(stored_columns(store, relation, SCAN_BYTES))) as pieces:
+        for head, more, edges in pieces:
+            goes_on = int(head[1]) > 0
+            assert goes_on or int(head[0]) - dst.first == done + degrees.size
+            if goes_on:
+                degrees[-1] += more[0]
+            degrees = np.concatenate([degrees, more[1:] if goes_on else more])
+            if edges.size and not first <= int(edges.min()) <= int(edges.max()) <= last:
+                raise CorruptBlock(
+                    f"{store.path / relation.path}: sources {edges.min()} to {edges.max()}, "
+                    f"expected {first} to {last}; ingest again"
+                )
+            sources = np.concatenate([sources, edges.astype(np.int64) - first])
+            whole = max(0, degrees.size - 1)  # the last may go on
+            at = 0
+            for low, high, count in _spans(degrees[:whole]):
+                yield degrees[low:high], sources[at : at + count]
+                at += count
+            done += whole
+            degrees, sources = degrees[whole:].copy(), sources[at:].copy()
+    missing = np.zeros(dst.num_nodes - done - degrees.size, np.int64)
+    at, degrees = 0, np.concatenate([degrees, missing])
+    for low, high, count in _spans(degrees):
+        yield degrees[low:high], sources[at : at + count]
+        at += count
+
+
+def _spans(degrees: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+    """(first, stop, edges) of some columns at a time."""
+    ends, low = np.cumsum(degrees), 0
+    while low < degrees.size:
+        before = int(ends[low - 1]) if low else 0
+        high = int(np.searchsorted(ends, before + _STEP_EDGES, "right"))
+        high = min(max(high, low + 1), low + STEP_ROWS, degrees.size)
+        yield low, high, int(ends[high - 1]) - before
+        low = high
