@@ -173,28 +173,25 @@ def _serve(
             _reclaim(opened.arena)
             exchange = stack.enter_context(StreamService(opened, reopen))
             served = exchange.stores()
-            line = (
-                "serving "
-                + ", ".join(f"{s.path} (fingerprint {s.fingerprint})" for s in served)
-                + f" at {endpoint}, budget {format_bytes(settings.mem_bytes)}, "
-                + ", ".join(sorted({s.io_mode for s in served}))
-            )
+            named = ", ".join(f"{s.path} (fingerprint {s.fingerprint})" for s in served)
+            modes = ", ".join(sorted({s.io_mode for s in served}))
 
             def ready(daemon: Daemon) -> None:
-                page = ""
+                page, listen = "", daemon.remote_address
                 if monitoring.metrics_port:
                     where = monitoring.metrics_host, monitoring.metrics_port
                     server = MonitoringServer(*where, daemon.status)
                     page = stack.enter_context(server).address
-                also = f" and {daemon.remote_address}" if daemon.remote_address else ""
-                _say(line.replace(f" at {endpoint}", f" at {endpoint}{also}", 1))
+                place = f"{endpoint} and {listen}" if listen else f"{endpoint}"
+                budget = format_bytes(settings.mem_bytes)
+                line = f"serving {named} at {place}, budget {budget}, {modes}"
+                _say(line)
                 tell(
                     log, logging.INFO, "serving", endpoint=endpoint,
                     stores=", ".join(s.path for s in served),
                     fingerprints=", ".join(s.fingerprint for s in served),
                     mem_bytes=settings.mem_bytes,
-                    io_mode=", ".join(sorted({s.io_mode for s in served})), page=page,
-                    listen=daemon.remote_address,
+                    io_mode=modes, page=page, listen=listen,
                 )  # fmt: skip
                 notify("READY=1", f"STATUS={line}")
 

@@ -341,7 +341,6 @@ class SessionNeed(NamedTuple):
     """What a session takes of the arena, in slots unless said otherwise."""
 
     workspace: int  # contiguous, per worker
-    workspace_bytes: int
     seeds: int  # contiguous; with the owner map
     lookup: int  # contiguous, of original ids while the store ids of the seeds are looked up
     structure: int  # of one batch, worst case
@@ -394,10 +393,8 @@ def session_need(
 
     item = ITEM_BYTES[sizes.id_dtype]
     items = shape.nodes + shape.total_edges * sizes.edge_rows
-    work = workspace_bytes(shape, sizes)
     return SessionNeed(
-        workspace=slots(work),
-        workspace_bytes=work,
+        workspace=slots(workspace_bytes(shape, sizes)),
         seeds=slots(num_seeds * item + sizes.num_nodes * sizes.owner_bytes),
         lookup=slots(lookup_bytes),
         structure=slots(structure_bytes(shape, sizes)),

@@ -55,10 +55,10 @@ class Reservation:
         self.file_blocks = 0  # of the files that are pinned
         self.wanted = 0  # slots of the arena that somebody waits for
 
-    def required(self, shared: int = 0, file_blocks: int = 0) -> int:
-        """Slots that the pool must own, with so many blocks more on the shared account."""
+    def required(self, file_blocks: int = 0) -> int:
+        """Slots that the pool must own, with so many blocks of files more."""
         files = self.file_blocks + file_blocks
-        shared = max(SHARED_BLOCKS, self.pinned[Account.SHARED] + shared)
+        shared = max(SHARED_BLOCKS, self.pinned[Account.SHARED])
         reserve = min(self._workers * self.worker_blocks, self._total - files)
         return min(self._total, files + shared + reserve)
 

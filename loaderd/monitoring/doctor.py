@@ -78,14 +78,11 @@ def judge_memory(mem_bytes: int, free: int, source: str) -> MachineCheck:
     """`--mem` against what could be taken now; `source` says what leaves it."""
     found = f"{source} leaves {format_bytes(free)}, --mem is {format_bytes(mem_bytes)}"
     if mem_bytes > free:
-        remedy = (
-            f"give --mem {format_bytes(free * 4 // 5)} or less, or raise the limit (MemoryMax=)"
-        )
+        less = format_bytes(free * 4 // 5)
+        remedy = f"give --mem {less} or less, or raise the limit (MemoryMax=)"
         return MachineCheck("memory", State.fail, found, remedy)
-    if mem_bytes > free * 9 // 10:
-        remedy = "trainers need memory, too: give a smaller --mem"
-        return MachineCheck("memory", State.warn, found, remedy)
-    return MachineCheck("memory", State.ok, found)
+    remedy = "trainers need memory, too: give a smaller --mem"
+    return _judge("memory", mem_bytes <= free * 9 // 10, found, remedy)
 
 
 def judge_memlock(limit: int, mem_bytes: int) -> MachineCheck:
@@ -103,9 +100,8 @@ def judge_memlock(limit: int, mem_bytes: int) -> MachineCheck:
 def judge_swap(swap_kib: int) -> MachineCheck:
     """Swap of the machine, KiB."""
     remedy = "the daemon's memory may be swapped out: swapoff -a, or MemorySwapMax=0 in its unit"
-    return _judge(
-        "swap", not swap_kib, format_bytes(swap_kib << 10) if swap_kib else "none", remedy
-    )
+    found = format_bytes(swap_kib << 10) if swap_kib else "none"
+    return _judge("swap", not swap_kib, found, remedy)
 
 
 def judge_files(soft: int, hard: int, shards: int) -> MachineCheck:
@@ -189,16 +185,12 @@ def _check_gpu() -> MachineCheck:
     cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     names = [re.search(r"Model:\s*(.+)", c.read_text()) for c in cards]
     nodes = list(Path("/dev").glob("nvidia[0-9]*")) + list(Path("/dev").glob("kfd"))
-    if not cards and not nodes:
-        return MachineCheck("GPU", State.ok, "none; the daemon needs none")
-    if cards and not nodes:
-        remedy = "this container has not been given it: docker run --gpus all"
-        return MachineCheck(
-            "GPU", State.warn, f"{len(cards)} of the machine, no device here", remedy
-        )
-    return MachineCheck(
-        "GPU", State.ok, ", ".join(n[1] for n in names if n) or f"{len(nodes)} devices"
-    )
+    if not nodes:
+        found = f"{len(cards)} of the machine, no device here" if cards else "none; none is needed"
+    else:
+        found = ", ".join(n[1] for n in names if n) or f"{len(nodes)} devices"
+    remedy = "this container has not been given it: docker run --gpus all"
+    return _judge("GPU", bool(nodes) or not cards, found, remedy)
 
 
 def _swap_kib() -> int:
@@ -220,11 +212,6 @@ def judge_queue(refusal: str) -> MachineCheck:
         "in the seccomp profile io_uring_setup and io_uring_enter), or give more --readers"
     )
     return _judge("reads", not refusal, found, remedy)
-
-
-def _check_queue() -> MachineCheck:
-    with QueueOwner() as owner:
-        return judge_queue(owner.refusal)
 
 
 def _check_direct(mode: str) -> MachineCheck:
@@ -274,7 +261,8 @@ def examine(settings: EngineSettings, path: Path | None) -> Iterator[MachineChec
     yield _check_memfd()
     yield judge_kernel_cache(cache_folder(page_crcs))
     yield _check_shm()
-    yield _check_queue()
+    with QueueOwner() as owner:
+        yield judge_queue(owner.refusal)
     yield from _check_pages()
     yield _check_gpu()
     if path is None:
@@ -290,9 +278,8 @@ def _examine_store(settings: EngineSettings, path: Path) -> Iterator[MachineChec
     except BudgetTooSmall as error:
         yield MachineCheck("store", State.fail, str(error), "give a larger --mem")
     except (StoreError, OSError) as error:
-        yield MachineCheck(
-            "store", State.fail, str(error), "give the folder of a store: blockstore ingest"
-        )
+        remedy = "give the folder of a store: blockstore ingest"
+        yield MachineCheck("store", State.fail, str(error), remedy)
         return
     else:
         yield MachineCheck("store", State.ok, f"{path} (fingerprint {store.manifest.fingerprint})")
@@ -300,9 +287,8 @@ def _examine_store(settings: EngineSettings, path: Path) -> Iterator[MachineChec
     yield judge_files(*resource.getrlimit(resource.RLIMIT_NOFILE), len(shards))
     missing = [s for s in shards if not s.exists()]
     if missing:
-        yield MachineCheck(
-            "shards", State.fail, f"{missing[0]} is missing", "blockstore verify STORE"
-        )
+        found = f"{missing[0]} is missing"
+        yield MachineCheck("shards", State.fail, found, "blockstore verify STORE")
     elif shards:
         mode = probe_direct(shards[0])
         direct = mode == "O_DIRECT"

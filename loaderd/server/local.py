@@ -10,10 +10,9 @@ from loaderd.api.endpoint import Endpoint
 from loaderd.api.errors import BadMessage, Refused
 from loaderd.api.protocol import ClientMessage, ErrorReply, Message, Release, Start, encode
 from loaderd.memory.ledger import request_bytes
-from loaderd.server.callbacks import DaemonCallbacks
 from loaderd.server.listener import UnixListener
 from loaderd.server.owners import admit, peer_credentials, share_file
-from loaderd.server.registry import Caller, Peer
+from loaderd.server.registry import Caller, DaemonCallbacks, Peer
 from loaderd.server.transport import Frame
 from loaderd.server.zmtp import LocalRouter
 from loaderd.sessions.base import Out

@@ -16,11 +16,10 @@ from loaderd.api.errors import DaemonError, Refused
 from loaderd.api.protocol import Attach, Attached, Ids, LedgerEntry
 from loaderd.api.requests import MAX_WINDOW, check_attach
 from loaderd.memory.slots import RequestArea
-from loaderd.server.callbacks import DaemonCallbacks
 from loaderd.server.intake import Intake
 from loaderd.server.local import LocalClients
 from loaderd.server.owners import UserLimits, UserShare, room_left
-from loaderd.server.registry import Caller, Peer, Registry
+from loaderd.server.registry import Caller, DaemonCallbacks, Peer, Registry
 from loaderd.server.remote import RemoteClients
 from loaderd.server.sender import Frames
 from loaderd.streams.service import StreamService

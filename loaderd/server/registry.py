@@ -1,9 +1,11 @@
-"""Which peer holds which session: pure bookkeeping of the daemon."""
+"""Which peer holds which session, and what the parts of the daemon ask of it."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import Attach, Attached
+from loaderd.api.protocol import Attach, Attached, ClientMessage, Message, SessionStatus, Welcome
+from loaderd.server.transport import Frame
 
 MAX_SESSIONS = 256  # open or being opened, of all clients
 
@@ -88,3 +90,31 @@ class Registry:
 
     def sessions_of(self, token: int) -> list[int]:
         return [session for session, found in self._open.items() if found.peer.token == token]
+
+
+class DaemonCallbacks(Protocol):
+    """What the daemon does for its parts."""
+
+    def receive(self, caller: Caller, frames: Sequence[Frame]) -> None:
+        """A message of a client that may speak."""
+
+    def welcome(self, token: int, maps: bool = True) -> Welcome:
+        """The greeting; `maps`: whether the arena is lent.  Raises ShuttingDown."""
+
+    def client_left(self, token: int) -> None:
+        """A client has left: close its sessions."""
+
+    def lost(self, session: int) -> None:
+        """A session's own connection has ended: close it."""
+
+    def send(self, caller: Caller, message: Message) -> bool:
+        """Queue a message; False: the peer vanished, or reads nothing."""
+
+    def refuse(self, caller: Caller, error: Exception, message: ClientMessage | None) -> None:
+        """Answer a message that could not be served."""
+
+    def opened(self, peer: Peer, request: Attach, attached: Attached) -> None:
+        """A session is open."""
+
+    def sessions(self) -> tuple[SessionStatus, ...]:
+        """All that are open."""

@@ -31,10 +31,9 @@ from loaderd.api.protocol import (
     Taken,
 )
 from loaderd.api.tcp import TcpAddress
-from loaderd.server.callbacks import DaemonCallbacks
 from loaderd.server.owners import LOOPBACK
 from loaderd.server.peer_answers import PeerAnswers
-from loaderd.server.registry import Caller, Peer
+from loaderd.server.registry import Caller, DaemonCallbacks, Peer
 from loaderd.server.sender import Frames, Sender
 from loaderd.server.transport import Frame, TcpRouter
 from loaderd.sessions.base import Out
