@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import Field, fields
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
-
-from clients.device.slab import ALIGN, Slab
 
 
 class TensorRecord:
@@ -37,11 +35,11 @@ class TensorRecord:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         """The same record with its tensors on `device`.
 
-        To a GPU, tensors in pageable memory are packed in page-locked memory and go in one copy.
+        To a GPU, tensors in pageable memory go by way of page-locked memory.
         """
         device = torch.device(device)
         if device.type == "cuda":
-            return packed(self, device, non_blocking)
+            return self.map(lambda tensor: copy_to_gpu(tensor, device, non_blocking))
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
@@ -54,38 +52,14 @@ class TensorRecord:
         return {f.name: _mapped(getattr(self, f.name), tensor, record) for f in fields(self)}
 
 
-R = TypeVar("R", bound=TensorRecord)
+def copy_to_gpu(tensor: Tensor, device: torch.device, non_blocking: bool = True) -> Tensor:
+    """A tensor on a GPU; memory that is not page-locked is copied to memory that is, first.
 
-
-def packed(record: R, device: torch.device, non_blocking: bool = False, pin: bool = True) -> R:
-    """The same record on `device`; what is not page-locked is packed, and copied once.
-
-    The packed memory is torch's, which keeps it until the copy is done.
+    That memory is torch's, which keeps it until the copy is done.
     """
-    loose: list[Tensor] = []
-
-    def collect(tensor: Tensor) -> Tensor:
-        if tensor.device.type == "cpu" and not (pin and tensor.is_pinned()):
-            loose.append(tensor)
-        return tensor
-
-    record.map(collect)
-    room = sum(-(-tensor.nbytes // ALIGN) * ALIGN for tensor in loose)
-    slab = Slab(lambda size: torch.empty(size, dtype=torch.uint8, pin_memory=pin), room)
-    places = iter([slab.put(tensor) for tensor in loose])
-    parts = [part.to(device, non_blocking=True, copy=True) for part in slab.filled()]
-    waiting = iter(loose)
-    expected = next(waiting, None)
-
-    def move(tensor: Tensor) -> Tensor:
-        nonlocal expected
-        if tensor is not expected:
-            return tensor.to(device, non_blocking=non_blocking)
-        place, expected = next(places), next(waiting, None)
-        raw = parts[place.part][place.offset : place.offset + tensor.nbytes]
-        return raw.view(tensor.dtype).view(tensor.shape)
-
-    return record.map(move)
+    if tensor.device.type == "cpu" and tensor.numel() and not tensor.is_pinned():
+        tensor, non_blocking = tensor.pin_memory(), True
+    return tensor.to(device, non_blocking=non_blocking)
 
 
 def _mapped(value: Any, tensor: Callable[[Tensor], Any], record: Callable[[Any], Any]) -> Any:

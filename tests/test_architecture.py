@@ -118,7 +118,6 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/device/driver.py",
         "clients/device/hotrows.py",
         "clients/device/kernels.py",
-        "clients/device/slab.py",
         "clients/device/stage.py",
         "clients/hopwise/dataset.py",
         "clients/hopwise/advice.py",

@@ -19,6 +19,7 @@ from blockstore.io.gds import DeviceReader
 from blockstore.kernels.rows import NO_ROW, gather_rows
 from blockstore.store import FileRange
 from clients.device.driver import CannotRegister, RegisteredMemory
+from clients.records import copy_to_gpu
 
 _log = logging.getLogger(__name__)
 kernels: Any
@@ -65,7 +66,7 @@ class Device:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def copy(self, source: Tensor) -> Tensor:
-        """Begin to copy host memory, which must hold until the device is past the next mark."""
+        """Begin to copy host memory, which holds until the device is past the next mark."""
         return source.clone()
 
     def order(self) -> contextlib.AbstractContextManager[Any]:
@@ -164,8 +165,7 @@ class CudaDevice(Device):
 
     def copy(self, source: Tensor) -> Tensor:
         with self.order():
-            target = torch.empty_like(source, device=self.device)
-            return target.copy_(source, non_blocking=True)
+            return copy_to_gpu(source, self.device)
 
     def order(self) -> contextlib.AbstractContextManager[Any]:
         return torch.cuda.stream(self._stream)

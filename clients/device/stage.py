@@ -1,13 +1,15 @@
 """Where a dataset's reader lays batches out, and how they come from there to a device.
 
-A batch is packed in one of two slabs and copied at once.  Its wide rows need not pass the slab:
-where the device can read the arena, the batch brings their addresses, and the device gathers them,
-those of a cache out of its own memory.  Whatever way is taken, the bytes are the same.
+A batch lies in page-locked memory of torch's, which uses it again, and is copied from there.  Its
+wide rows need not: where the device can read the arena, the batch brings their addresses, and the
+device gathers them, those of a cache out of its own memory.  Whatever way is taken, the bytes are
+the same.
 """
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -20,14 +22,11 @@ from clients.connection.buffers import Memory, ReadFiles
 from clients.device.calibration import CACHED, DIRECT, MODES, STAGING, Calibration, Choice
 from clients.device.devices import BY_HOST, Device, Mark
 from clients.device.hotrows import Frequencies, HotRows
-from clients.device.slab import Slab
 from clients.records import TensorRecord
 from loaderd.api.contents import RowArraySpec
 from loaderd.api.errors import Refused
 
-NUM_SLABS = 2  # one is filled while the other is copied
 DIRECT_BYTES = 64  # of a row: narrower ones are gathered on the host
-ALONE_BYTES = 1 << 20  # a tensor that lies elsewhere and is larger is copied from there
 PRESAMPLED = 12  # batches whose nodes are counted
 LEARNED, LEARNING = 0.98, 48  # share of hot rows, and batches, after which no more are taken
 CACHE_SHARE = 0.125  # of the device's free memory
@@ -44,27 +43,27 @@ class Ready(NamedTuple):
     mark: Mark  # past which it is there
 
 
-class _DevicePlace(NamedTuple):
-    """Where a tensor will be on the device."""
-
-    number: int  # of a part of the slab, or of rows that are gathered
-    offset: int  # bytes
-    gathered: bool = False
-    alone: Tensor | None = None  # it was copied by itself
-
-
 class _GatheredRows(NamedTuple):
     """Rows that the device gathers."""
 
+    array: NDArray[Any]  # stands for them in the batch, and is neither read nor written
     spec: RowArraySpec
-    addresses: NDArray[np.int64]  # (rows,), in the slab
+    addresses: NDArray[np.int64]  # (rows,)
 
 
 class _Filed(NamedTuple):
-    """Bytes that the device's reader brings."""
+    """What the device's reader brings."""
 
+    array: NDArray[Any]  # likewise
     ranges: list[FileRange]
-    num_bytes: int
+
+
+class _Copied(NamedTuple):
+    """A batch that the device may still read."""
+
+    mark: Mark  # past which it does not
+    memory: Sequence[Tensor]  # of the host
+    releases: Sequence[Callable[[], None]]  # of what it reads in the arena
 
 
 class DeviceStaging(Memory):
@@ -90,13 +89,12 @@ class DeviceStaging(Memory):
         reason = "asked for" if mode != "auto" else "" if direct else "the host brings such rows"
         self._calibration = Calibration(wanted, reason)
         self._cache_bytes, self._borrows = cache_bytes, borrows
-        self._slabs: list[tuple[Slab, Mark | None]] = [
-            (Slab(device.host), None) for _ in range(NUM_SLABS)
-        ]
-        self._slab = self._slabs[0][0]
-        self._coming: list[_GatheredRows | _Filed] = []  # one a shadow
+        self._copied: list[_Copied] = []
+        self._memory: list[Tensor] = []  # of the batch that is read
+        self._coming: dict[int, _GatheredRows | _Filed] = {}  # by the address of its array
+        self._releases: list[Callable[[], None]] = []
         self.files_by = ""  # who has read what lies in files
-        self._releases: list[tuple[Mark | None, Callable[[], None]]] = []
+        self._arena = np.empty(0, np.uint8)
         self._whole = self._borrowed = False
         self._begun_s, self._num_rows = 0.0, 0
         self._frequencies: dict[str, Frequencies] = {}
@@ -107,11 +105,14 @@ class DeviceStaging(Memory):
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """An uninitialised array of the batch."""
-        return self._slab.empty(shape, dtype)
+        kind = np.dtype(dtype)
+        self._memory.append(self.device.host(math.prod(shape) * kind.itemsize))
+        array: NDArray[Any] = self._memory[-1].numpy().view(kind)
+        return array.reshape(shape)
 
     def received(self, arena: NDArray[np.uint8], rows: list[tuple[RowArraySpec, int]]) -> None:
         """A batch is there; `rows`: how many of each array; none where they come in groups."""
-        self._begun_s = time.perf_counter()
+        self._begun_s, self._arena = time.perf_counter(), arena
         if self._borrows and arena.size:
             why = self.device.lend(arena, gather=False)
             if why:
@@ -126,21 +127,19 @@ class DeviceStaging(Memory):
         self._whole = bool(wide) and self._calibration.mode != STAGING
 
     def rows(self, spec: RowArraySpec, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Room for rows; where the device will gather them, not memory but an address."""
+        """Room for rows; where the device will gather them, an array that stands for them."""
         if not (self._whole and _is_wide(spec)):
             return self.empty(shape, dtype)
-        array = self._slab.shadow(shape, dtype)
-        addresses = self._slab.empty((shape[0],), np.int64)
-        self._coming.append(_GatheredRows(spec, addresses))
+        array = np.empty(shape, dtype)
+        addresses = self.empty((shape[0],), np.int64)
+        self._coming[array.ctypes.data] = _GatheredRows(array, spec, addresses)
         return array
 
     def gathers(self, out: NDArray[np.uint8], first: int, addresses: NDArray[np.uint64]) -> bool:
         """Whether it is the device that gathers row `first`, `first + 1`, ... of `out`."""
-        place = self._slab.find_shadow(out.ctypes.data) if out.size else None
-        if place is None:
+        rows = self._coming.get(out.ctypes.data)
+        if not isinstance(rows, _GatheredRows):
             return False
-        rows = self._coming[place.part]
-        assert isinstance(rows, _GatheredRows)
         rows.addresses[first : first + addresses.size] = addresses.view(np.int64)
         return True
 
@@ -151,66 +150,54 @@ class DeviceStaging(Memory):
         self.files_by = self.device.files_by
         if self.files_by == BY_HOST:
             return super().filed(ranges, read, shape, dtype)
-        array = self._slab.shadow(shape, dtype)
-        self._coming.append(_Filed(ranges, array.nbytes))
+        array = np.empty(shape, dtype)
+        self._coming[array.ctypes.data] = _Filed(array, ranges)
         return array
 
     def after(self, release: Callable[[], None]) -> None:
         """Call `release` once the arena is not read for this batch any more."""
         if self._coming:
-            self._releases.append((None, release))
+            self._releases.append(release)
         else:
             release()
 
     # -- what the thread that reads asks -----------------------------------------------------------
 
     def begin(self, window: int) -> None:
-        """Before a batch is read: there is a slab for it, and the daemon can bring it.
+        """Before a batch is read: no more than one is being copied, and the daemon can bring it.
 
         window   batches that the daemon lends at a time
         """
-        # the slab that was filled longest ago is next: its copy has had the time of a whole batch,
-        # and must be over before it is written to again
-        self._slabs.append(self._slabs.pop(0))
-        self._slab, mark = self._slabs[0]
-        if mark is not None:
-            mark.wait()
-        self._slab.clear()
-        self._coming = []
         self._settle(0 if window < 2 or self._borrowed else 1)
+        self._memory, self._coming, self._releases = [], {}, []
         self._borrowed = False
 
     def move(self, batch: R) -> Ready:
         """Have a batch that was read brought to the device."""
-        places: list[_DevicePlace] = []
-
-        def placed(tensor: Tensor) -> Tensor:
-            places.append(self._place(tensor))
-            return tensor
-
-        batch.map(placed)
         begun = self.device.mark()
-        parts = [self.device.copy(part) for part in self._slab.filled()]
-        gathered = [
-            self._gather(c, parts, batch) if isinstance(c, _GatheredRows) else self._fetch(c)
-            for c in self._coming
-        ]
-        memory = [*parts, *gathered]
-        order = iter(places)
+        copies: dict[int, Tensor] = {}  # by the tensor of the batch
+        memory: list[Tensor] = []
+
+        def copied(tensor: Tensor) -> Tensor:
+            if id(tensor) not in copies:
+                copies[id(tensor)] = self._copy(tensor)
+            return copies[id(tensor)]
 
         def moved(tensor: Tensor) -> Tensor:
-            place = next(order)
-            if place.alone is not None:
-                memory.append(place.alone)
-                return place.alone
-            flat = gathered[place.number].view(-1) if place.gathered else parts[place.number]
-            raw = flat[place.offset : place.offset + tensor.nbytes]
-            return raw.view(tensor.dtype).view(tensor.shape)
+            coming = self._coming.get(tensor.data_ptr()) if tensor.numel() else None
+            if coming is None:
+                memory.append(copied(tensor))
+                return memory[-1]
+            if isinstance(coming, _Filed):
+                memory.append(self._fetch(coming))
+            else:
+                n_id = copied(_nodes_of(batch, coming.spec))
+                memory.append(self._gather(coming, n_id))
+            return memory[-1].view(-1)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
         result = batch.map(moved)
         mark = self.device.mark()
-        self._slabs[0] = self._slab, mark
-        self._releases = [(mark if m is None else m, release) for m, release in self._releases]
+        self._copied.append(_Copied(mark, self._memory, self._releases))
         self._note(begun, mark)
         return Ready(result, memory, mark)
 
@@ -232,17 +219,13 @@ class DeviceStaging(Memory):
     # -- inside ------------------------------------------------------------------------------------
 
     def _settle(self, leave: int) -> None:
-        """Release what the device has read, all but the `leave` newest."""
-        done = self._releases[: max(0, len(self._releases) - leave)]
-        del self._releases[: len(done)]
-        for mark, release in done:
-            if mark is not None:
-                mark.wait()
-            release()
-        if self._borrowed:
-            for _, mark in self._slabs:
-                if mark is not None:
-                    mark.wait()
+        """Release what the device has read, all but the `leave` newest batches."""
+        done = self._copied[: max(0, len(self._copied) - leave)]
+        del self._copied[: len(done)]
+        for batch in done:
+            batch.mark.wait()
+            for release in batch.releases:
+                release()
 
     def _decline(self, why: str) -> None:
         """No rows are gathered by the device."""
@@ -251,58 +234,34 @@ class DeviceStaging(Memory):
             for mode in (CACHED, DIRECT):
                 self._calibration.give_up(mode, why)
 
-    def _place(self, tensor: Tensor) -> _DevicePlace:
-        """Where the device will have what the host has, or has the address of, in this tensor."""
-        if tensor.device == self.device.device and tensor.device.type != "cpu":
-            return _DevicePlace(0, 0, alone=tensor)
-        if tensor.numel() and tensor.is_contiguous():
-            shadow = self._slab.find_shadow(tensor.data_ptr())
-            if shadow is not None:
-                return _DevicePlace(shadow.part, shadow.offset, gathered=True)
-            found = self._slab.find(tensor.data_ptr())
-            if found is not None:
-                return _DevicePlace(found.part, found.offset)
-        if tensor.nbytes >= ALONE_BYTES:
-            self._borrowed = True
-            return _DevicePlace(0, 0, alone=self.device.copy(tensor))
-        put = self._slab.put(tensor)
-        return _DevicePlace(put.part, put.offset)
+    def _copy(self, tensor: Tensor) -> Tensor:
+        if tensor.device.type != "cpu":  # rows that lie on the device
+            return tensor
+        first = tensor.data_ptr() - self._arena.ctypes.data
+        self._borrowed |= 0 <= first < self._arena.nbytes
+        return self.device.copy(tensor)
 
     def _fetch(self, filed: _Filed) -> Tensor:
         with self.device.order():
-            out = torch.empty(filed.num_bytes, dtype=torch.uint8, device=self.device.device)
+            out = torch.empty(filed.array.nbytes, dtype=torch.uint8, device=self.device.device)
         self.device.mark().wait()  # its reader knows no order: what used this memory is done
         self.device.fetch(filed.ranges, out)
         return out
 
-    def _gather(self, rows: _GatheredRows, parts: list[Tensor], batch: TensorRecord) -> Tensor:
-        place = self._slab.find(rows.addresses.ctypes.data)
-        width = rows.spec.row_bytes
+    def _gather(self, rows: _GatheredRows, n_id: Tensor) -> Tensor:
+        """`n_id`: int64 (rows,) original ids, on the device."""
+        shape = (rows.addresses.size, rows.spec.row_bytes)
+        addresses = self.device.copy(torch.from_numpy(rows.addresses))
         with self.device.order():
-            out = torch.empty(
-                (rows.addresses.size, width), dtype=torch.uint8, device=self.device.device
-            )
-            if place is None or not rows.addresses.size:
-                return out
-            raw = parts[place.part][place.offset : place.offset + rows.addresses.nbytes]
-            addresses = raw.view(torch.int64)
-            n_id = self._on_device(_nodes_of(batch, rows.spec), parts)
+            out = torch.empty(shape, dtype=torch.uint8, device=self.device.device)
             hot = self._hot_rows(rows.spec, n_id)
-            hits = None if hot is None else hot.look_up(n_id)
-            slots, cache = (None, None) if hits is None else hits
+            slots, cache = (None, None) if hot is None else hot.look_up(n_id)
             self.device.gather(addresses, out, slots, cache)
             if hot is not None and not hot.settled:
                 share = hot.learn(n_id, out)
                 if share >= LEARNED or hot.num_batches >= LEARNING:
                     hot.settle()
         return out
-
-    def _on_device(self, tensor: Tensor, parts: list[Tensor]) -> Tensor:
-        place = self._slab.find(tensor.data_ptr())
-        if place is None:
-            return self.device.copy(tensor)
-        raw = parts[place.part][place.offset : place.offset + tensor.nbytes]
-        return raw.view(tensor.dtype)
 
     def _hot_rows(self, spec: RowArraySpec, n_id: Tensor) -> HotRows | None:
         """The cache of an array, where it is used; made when enough nodes were counted."""

@@ -71,9 +71,7 @@ def test_hops(hops, options, mode):
     plain.close()
 
 
-@pytest.mark.parametrize("alone", [1, 1 << 20])
-def test_chunks_that_lie_in_the_arena_are_lent_until_they_are_copied(hops, monkeypatch, alone):
-    monkeypatch.setattr(stage, "ALONE_BYTES", alone)
+def test_chunks_that_lie_in_the_arena_are_lent_until_they_are_copied(hops):
     plain, data = (HopDataset(hops, batch_size=700, views=v) for v in (False, True))
     made = stage.DeviceStaging(Device(), direct=False, borrows=True)
     data.lay_out_in(made)

@@ -1,4 +1,4 @@
-"""Records of tensors: moved as a whole, packed in one piece."""
+"""Records of tensors: moved as a whole."""
 
 from dataclasses import dataclass, field
 
@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from clients.records import TensorRecord, packed  # noqa: E402
+from clients.records import TensorRecord  # noqa: E402
 
 
 @dataclass(slots=True, repr=False)
@@ -62,16 +62,6 @@ def test_every_tensor_is_mapped_once():
     moved = given.to("meta")
     assert all(t.device.type == "meta" for t in tensors(moved))
     assert moved.sizes == [1, 2]
-
-
-def test_what_is_packed_comes_in_one_piece():
-    given = record()
-    found = packed(given, torch.device("cpu"), pin=False)
-    assert_same(found, given)
-    storages = {t.untyped_storage().data_ptr() for t in tensors(found)}
-    assert len(storages) == 1
-    found.pairs["a", "b"] += 1  # of its own
-    assert given.pairs["a", "b"][0] == 0
 
 
 def test_a_record_shows_shapes():
