@@ -1,17 +1,18 @@
-"""From a daemon's descriptors to arrays of a trainer's own: copies, and rows gathered by address.
+"""From a daemon's descriptors to tensors of a trainer's own: copies, and rows gathered by address.
 
 A batch of one node type and one relation is a batch of several types with one of each: its nodes
 stand type by type as they come, and nothing has to be put in another order.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from blockstore.format import RowArray
 from blockstore.kernels.rows import expand_counts, gather_rows, scatter_rows
@@ -26,36 +27,6 @@ SPLIT_BYTES = 4 << 20  # rows of fewer bytes are gathered on the calling thread 
 
 Named = dict[str, BlobArray]  # arrays of a blob
 Views = dict[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchArrays:
-    """A batch in arrays of its own; nodes are local ids within their type, the seeds first.
-
-    What belongs to a type, or to a relation, is a piece of an array that holds all of them.
-    """
-
-    epoch: int
-    step: int
-    num_seeds: int
-    n_id: NDArray[np.int64]  # (num_nodes,) original ids, type by type
-    node_starts: Sequence[int]  # (num_types + 1,) first node of each type in `n_id`
-    input_id: NDArray[np.int64]  # (num_seeds,) places among the given seeds
-    edges: NDArray[np.int64]  # (2 * num_edges,): (2, edges) of each relation, sources, targets
-    edge_starts: Sequence[int]  # (num_relations + 1,) first edge of each relation
-    e_id: NDArray[np.int64] | None  # (num_edges,), relation by relation, if asked for
-    nodes_per_hop: list[list[int]]  # (num_types, hops + 1)
-    edges_per_hop: list[list[int]]  # (num_relations, hops)
-    rows: dict[str, NDArray[Any]]  # by name: (nodes of the type, or edges of the relation,
-    # *row_shape); bfloat16 as uint16
-    ends: NDArray[np.int64] | None = None  # local ends of seed edges and negatives, in their types
-    trees: NDArray[np.int64] | None = None  # (num_nodes,) as `n_id`, if sampled up to a time
-    times: NDArray[np.int64] | None = None  # (num_seeds,) likewise
-    edge_weight: NDArray[np.float32] | None = None  # (num_edges,) as `e_id`, if asked for
-    edge_time: NDArray[np.int64] | None = None  # likewise
-    # with home placement: which rank trains each seed of the global batch
-    seed_rank: NDArray[np.int64] | None = None
-    store_id: NDArray[np.int64] | None = None  # (num_nodes,) of plan "partitions"
 
 
 class ItemOrder(NamedTuple):
@@ -93,6 +64,15 @@ class ItemOrder(NamedTuple):
 def numpy_dtype(array: RowArraySpec | RowArray) -> str:
     """The dtype in which NumPy, which does not know bfloat16, holds an array's rows."""
     return "uint16" if array.dtype == "bfloat16" else array.dtype
+
+
+def to_tensor(array: NDArray[Any], dtype: str, is_label: bool = False) -> Tensor:
+    """The tensor over an array of a store dtype; labels that are integers become int64."""
+    if dtype == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if is_label and array.dtype.kind in "iu":
+        return torch.from_numpy(array.astype(np.int64, copy=False))
+    return torch.from_numpy(array)
 
 
 class ArenaReader:
@@ -239,7 +219,15 @@ class ArenaReader:
 
 
 class BatchReader(ArenaReader):
-    """Reads the sampled batches of one session, of any number of node types and relations."""
+    """Reads the sampled batches of one session, of any number of node types and relations.
+
+    A batch is the fields of a `clients.torch.HeteroBatch`, and of the following those that the
+    daemon sends:
+
+    ends        int64: local ends of seed edges and negatives, within their types
+    seed_rank   int64 (seeds of all ranks,): which rank trains each, with home placement
+    store_id    by type, int64 (nodes,), of plan "partitions"
+    """
 
     def __init__(self, session: Session, pool: Memory, threads: int = 1) -> None:
         super().__init__(session, pool, threads)
@@ -256,7 +244,7 @@ class BatchReader(ArenaReader):
             for spec in attached.rows
         ]
 
-    def read(self, step: int) -> BatchArrays:
+    def read(self, step: int) -> dict[str, Any]:
         """The batch of `step`, all of it copied and released; waits for the daemon."""
         self._load_kernels()
         ready = self._session.receive(BatchReady, step)
@@ -267,9 +255,10 @@ class BatchReader(ArenaReader):
         items = self._wanted(ready, named, nodes)
         counts = [items.count(t) for t in self._row_types]
         self._announce(ready, counts)
-        batch = self._structure(ready, named, nodes, views, self._rooms(counts))
-        self._gather_groups(ready, items, batch.rows)
-        return batch
+        rows = self._rooms(counts)
+        batch = self._structure(ready, named, nodes, views)
+        self._gather_groups(ready, items, rows)
+        return batch | self._row_fields(rows)
 
     def _wanted(self, ready: BatchReady, named: Named, nodes: ItemOrder) -> ItemOrder:
         """What rows are wanted of."""
@@ -285,42 +274,78 @@ class BatchReader(ArenaReader):
         return per_hop, [0, *itertools.accumulate(sum(edges) for edges in per_hop)]
 
     def _structure(
-        self,
-        ready: BatchReady,
-        named: Named,
-        nodes: ItemOrder,
-        views: Views,
-        rows: dict[str, NDArray[Any]],
-    ) -> BatchArrays:
-        """A batch's structure copied, beside room for its rows."""
-        blob = ready.structure
-        edges_per_hop, edge_starts = self._edge_starts(ready)
-        names = ("trees", "times", "seed_rank", "store_id")
-        trees, times, ranks, stored = (named.get(name) for name in names)
-        ends = None
+        self, ready: BatchReady, named: Named, nodes: ItemOrder, views: Views
+    ) -> dict[str, Any]:
+        """All fields of a batch but its rows."""
+        attached, blob = self._session.attached, ready.structure
+        types, relations, info = attached.types, attached.relations, attached.relation_info
+        edges_per_hop, starts = self._edge_starts(ready)
+
+        def by_type(name: str) -> dict[str, Tensor]:
+            values = self._by_type(blob, named[name], nodes)
+            return dict(zip(types, _pieces(values, nodes.starts), strict=True))
+
+        def by_relation(name: str, dtype: type, held: Sequence[bool]) -> Any:
+            """Of the relations that hold such values; None: they were not asked for."""
+            if name not in named:
+                return None
+            pieces = _pieces(self._of_edges(ready, named[name], starts, dtype), starts)
+            own = zip(relations, pieces, held, strict=True)
+            return {relation: piece for relation, piece, there in own if there}
+
+        def whole(name: str) -> Tensor:
+            return torch.from_numpy(self._wide(blob, named[name]))
+
+        edges = self._edges(ready, named, starts, nodes, views)
+        ends = _pieces(edges, [2 * start for start in starts])
+        found = {
+            "edge_index": {
+                r: e.view(2, e.numel() // 2) for r, e in zip(relations, ends, strict=True)
+            },
+            "n_id": by_type("n_id"),
+            "e_id": by_relation("e_id", np.int64, [True] * len(relations)),
+            "input_type": attached.resolved.seed_type,
+            "input_id": whole("input_id"),
+            "batch_size": ready.num_seeds,
+            "num_sampled_nodes": dict(zip(types, self._nodes_per_hop(ready, nodes), strict=True)),
+            "num_sampled_edges": dict(zip(relations, edges_per_hop, strict=True)),
+            "epoch": ready.epoch,
+            "step": ready.step,
+            "frontier": attached.resolved.frontier,
+            "batch": by_type("trees") if "trees" in named else None,
+            "seed_time": whole("times") if "times" in named else None,
+            "edge_weight": by_relation("edge_weight", np.float32, [r.weights for r in info]),
+            "edge_time": by_relation("edge_time", np.int64, [r.times for r in info]),
+        }
         if "ends" in named:
-            ends = self._wide(blob, named["ends"]) if self._single else nodes.place[views["ends"]]
-        return BatchArrays(
-            epoch=ready.epoch,
-            step=ready.step,
-            num_seeds=ready.num_seeds,
-            n_id=self._by_type(blob, named["n_id"], nodes),
-            node_starts=nodes.starts,
-            input_id=self._wide(blob, named["input_id"]),
-            edges=self._edges(ready, named, edge_starts, nodes, views),
-            edge_starts=edge_starts,
-            e_id=self._of_edges(ready, named.get("e_id"), edge_starts, np.int64),
-            nodes_per_hop=self._nodes_per_hop(ready, nodes),
-            edges_per_hop=edges_per_hop,
-            rows=rows,
-            ends=ends,
-            trees=None if trees is None else self._by_type(blob, trees, nodes),
-            times=None if times is None else self._wide(blob, times),
-            edge_weight=self._of_edges(ready, named.get("edge_weight"), edge_starts, np.float32),
-            edge_time=self._of_edges(ready, named.get("edge_time"), edge_starts, np.int64),
-            seed_rank=None if ranks is None else self._wide(blob, ranks),
-            store_id=None if stored is None else self._wide(blob, stored),
-        )
+            found["ends"] = (
+                whole("ends") if self._single else torch.from_numpy(nodes.place[views["ends"]])
+            )
+        if "seed_rank" in named:
+            found["seed_rank"] = whole("seed_rank")
+        if "store_id" in named:
+            found["store_id"] = by_type("store_id")
+        return found
+
+    def _row_fields(self, rows: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+        """The fields that hold rows, by the names of their arrays; bfloat16 given as uint16."""
+        attached = self._session.attached
+        types, relations = attached.types, attached.relations
+        several = len(types) > 1  # names of row arrays begin with their type then
+        found: dict[str, Any] = {"x": {}, "y": {}, "features": {}, "edge_features": {}}
+        for spec in attached.rows:
+            node_type = spec.node_type if several else types[0]
+            owner = spec.relation or (node_type if several else "")
+            name = spec.name.removeprefix(f"{owner}.") if owner else spec.name
+            tensor = to_tensor(rows[spec.name], spec.dtype, name == "y" and not spec.relation)
+            if spec.relation:
+                relation = relations[self._names[spec.relation]]
+                found["edge_features"].setdefault(relation, {})[name] = tensor
+            elif name in ("x", "y"):
+                found[name][node_type] = tensor
+            else:
+                found["features"].setdefault(node_type, {})[name] = tensor
+        return found
 
     def _order_nodes(self, ready: BatchReady, views: Views) -> ItemOrder:
         """Types of the nodes: a relation finds nodes of one type, new ones in order."""
@@ -408,12 +433,10 @@ class BatchReader(ArenaReader):
         return edges
 
     def _of_edges(
-        self, ready: BatchReady, array: BlobArray | None, starts: Sequence[int], dtype: type
-    ) -> Any:
-        """What a batch tells of each edge, relation by relation; None: it is not told."""
-        if array is None:
-            return None
-        out = self._pool.empty((array.length,), dtype)
+        self, ready: BatchReady, array: BlobArray, starts: Sequence[int], dtype: type
+    ) -> NDArray[Any]:
+        """What a batch tells of each edge, relation by relation."""
+        out: NDArray[Any] = self._pool.empty((array.length,), dtype)
         if self._single:
             return self._copy(ready.structure, array, out)
         found = self._narrow(ready.structure, array)
@@ -456,6 +479,14 @@ class BatchReader(ArenaReader):
             for start, piece in pieces:
                 self._gather_piece(spec, piece, start, to, out)
         self._release(group)
+
+
+def _pieces(values: NDArray[Any], starts: Sequence[int]) -> list[Tensor]:
+    """Tensors over `values`, one for each type or relation."""
+    whole = torch.from_numpy(values)
+    if len(starts) == 2:
+        return [whole]
+    return [whole[start:stop] for start, stop in itertools.pairwise(starts)]
 
 
 def _with_edges(nodes: ItemOrder, ready: BatchReady, starts: Sequence[int]) -> ItemOrder:

@@ -10,10 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
 
 import numpy as np
-import torch
 from msgspec import structs
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from clients.connection.backoff import Backoff
@@ -73,7 +71,7 @@ class Reader(Protocol):
     """Reads the batches of one session."""
 
     def read(self, step: int) -> Any:
-        """The batch of a step, as arrays; waits for the daemon."""
+        """The batch of a step; waits for the daemon."""
 
     def close(self) -> None:
         """End helper threads, if there are any; the session is closed by others."""
@@ -82,7 +80,7 @@ class Reader(Protocol):
 class ReadStep(NamedTuple):
     """One step of a run that is read ahead."""
 
-    batch: Any  # what `_to_batch` made; None: steps left out, or the run's end
+    batch: Any  # what `_read_step` gave; None: steps left out, or the run's end
     position: Position | None  # None: the run's end
     iteration: int  # the run's number
 
@@ -145,10 +143,6 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
     def _make_reader(self, session: Session) -> Reader:
         """Raises Refused: this dataset cannot deliver what the daemon serves."""
 
-    @abstractmethod
-    def _to_batch(self, arrays: Any, attached: Attached) -> Any:
-        """What the reader has read, as tensors; `hand_out` gives the batches in it."""
-
     # -- what a dataset whose reads are no single steps overrides ----------------------------------
 
     rows_by_device = True  # whether a device may gather rows out of the arena
@@ -169,6 +163,10 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
     def _start(self, session: Session, at: Position) -> None:
         session.start(at.epoch, at.step, at.stride)
         self._running = session
+
+    def _read_step(self, connection: Connection, step: int) -> Any:
+        """What is read of a step at once; `hand_out` gives the batches in it."""
+        return connection.reader.read(step)
 
     def hand_out(self, step: ReadStep, read: Any) -> Iterator[B_co]:
         """The batches in what was read of a step, each consumed as it is taken.
@@ -403,12 +401,13 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
         backoff = Backoff(self.reconnect_s, sleep=sleep)
         while True:
             try:
-                session, reader, _ = self._connect(backoff)
+                connection = self._connect(backoff)
+                session = connection.session
                 if session is not self._running:
                     _log.warning("%s: going on at %s", self.endpoint, position)
                     self._start(session, position)
                 try:
-                    return self._to_batch(reader.read(position.step), session.attached)
+                    return self._read_step(connection, position.step)
                 finally:
                     session.check_intact()  # else zeros were read, or led to some other error
             except SessionLost as error:
@@ -429,12 +428,3 @@ def _close(session: Session, reader: Reader) -> None:
 def gather_threads() -> int:
     """A second thread halves the gather of a large batch; among DataLoader workers it would not."""
     return 2 if get_worker_info() is None and len(os.sched_getaffinity(0)) >= 4 else 1
-
-
-def to_tensor(array: NDArray[Any], dtype: str, is_label: bool = False) -> Tensor:
-    """The tensor over an array of a store dtype; labels that are integers become int64."""
-    if dtype == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    if is_label and array.dtype.kind in "iu":
-        return torch.from_numpy(array.astype(np.int64, copy=False))
-    return torch.from_numpy(array)

@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clients.batch import BatchArrays
 from clients.connection.request import fanout_fields, relation_name
 from clients.torch import (
     Batch,
@@ -145,16 +144,14 @@ class EdgeSampledDataset(SampledDataset[B_co]):
         numbers = timed_ids(ids, label_time)
         super().__init__(endpoint, request, numbers, options.get("reconnect_s"))
 
-    def _fields(self, arrays: BatchArrays, attached: Attached) -> dict[str, Any]:
-        found, spec = super()._fields(arrays, attached), attached.resolved.edges
+    def _fields(self, found: dict[str, Any], attached: Attached) -> dict[str, Any]:
+        spec, ends = attached.resolved.edges, found.pop("ends")
         assert spec is not None
-        assert arrays.ends is not None
         if found["batch"] is not None:
-            edge = edge_of_end(spec, arrays.num_seeds, arrays.ends.size)
+            edge = edge_of_end(spec, found["batch_size"], ends.numel())
             found["batch"] = {name: edge[trees] for name, trees in found["batch"].items()}
         names = ["__".join(relation) for relation in attached.relations]
         found["edge_type"] = attached.relations[names.index(spec.relation)]
-        ends = torch.from_numpy(arrays.ends)
         own = link_fields(ends, found["input_id"], spec, self._labels, found["seed_time"])
         return found | own
 

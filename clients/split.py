@@ -16,21 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blockstore.kernels.split import WORD_BITS, OwnedNodes, split_hop
-from clients.batch import BatchArrays, BatchReader, ItemOrder
+from clients.batch import BatchReader, ItemOrder
 from clients.connection.buffers import BufferPool, Memory
 from clients.connection.request import checked_request
 from clients.connection.session import Session
-from clients.dataset import gather_threads
+from clients.dataset import Connection, gather_threads
 from clients.records import TensorRecord
-from clients.torch import (
-    Fanouts,
-    NodeSampledDataset,
-    SeededOptions,
-    batch_fields,
-    only_type,
-)
+from clients.torch import Fanouts, NodeSampledDataset, SeededOptions, only_type
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import Attached, BatchReady
+from loaderd.api.protocol import BatchReady
 from loaderd.api.tcp import SCHEME
 
 __all__ = [
@@ -170,14 +164,6 @@ def _group_by_owner(
     return items[order].astype(np.int64), np.bincount(owner, minlength=num_owners).tolist()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitArrays(BatchArrays):
-    """What `BatchArrays` has, of the own nodes and edges of one owner; and what else is its own."""
-
-    step_seeds: int
-    piece: OwnedPiece
-
-
 class SplitReader(BatchReader):
     """Reads one owner's pieces of the batches of a session."""
 
@@ -188,7 +174,7 @@ class SplitReader(BatchReader):
         self._owner, self._mixed_rows = owner, mixed_rows
         self._scratch = BufferPool()
 
-    def read(self, step: int) -> SplitArrays:
+    def read_piece(self, step: int) -> SplitBatch:
         """The piece of the batch of `step`, all of it copied and released; waits for the daemon."""
         self._load_kernels()
         ready = self._session.receive(BatchReady, step)
@@ -217,21 +203,25 @@ class SplitReader(BatchReader):
         self._gather_groups(ready, items, rows)
         if "y" in rows:  # no loss is computed for remote nodes
             rows["y"] = rows["y"][: own.size]
-        return SplitArrays(
+        found = only_type(self._row_fields(rows))
+        return SplitBatch(
             epoch=ready.epoch,
             step=step,
-            num_seeds=num_seeds,
-            n_id=n_id,
-            node_starts=[0, own.size],
-            input_id=input_id,
-            edges=piece.edges.reshape(-1),
-            edge_starts=[0, piece.edges.shape[1]],
-            e_id=None,
-            nodes_per_hop=[piece.nodes_per_hop],
-            edges_per_hop=[piece.edges_per_hop],
-            rows=rows,
+            owner=self._owner,
+            num_owners=attached.num_owners,
+            batch_size=num_seeds,
             step_seeds=ready.num_seeds,
-            piece=piece,
+            n_id=torch.from_numpy(n_id),
+            input_id=torch.from_numpy(input_id.astype(np.int64, copy=False)),
+            edge_index=torch.from_numpy(piece.edges),
+            x=found["x"],
+            y=found["y"],
+            features=found["features"],
+            num_sampled_nodes=piece.nodes_per_hop,
+            num_remote_nodes=piece.remote_per_hop,
+            num_sampled_edges=piece.edges_per_hop,
+            exchanges=piece.exchanges,
+            frontier=attached.resolved.frontier,
         )
 
     def _items(self, whole: BatchStructure, piece: OwnedPiece) -> ItemOrder:
@@ -296,16 +286,6 @@ class SplitDataset(NodeSampledDataset[SplitBatch]):
             )
         return SplitReader(session, self.memory, gather_threads(), self._owner, self._mixed_rows)
 
-    def _to_batch(self, arrays: BatchArrays, attached: Attached) -> SplitBatch:
-        assert isinstance(arrays, SplitArrays)
-        found = only_type(batch_fields(arrays, attached))
-        for name in ("e_id", "batch", "seed_time", "edge_features", "edge_weight", "edge_time"):
-            del found[name]
-        return SplitBatch(
-            **found,
-            owner=self._owner,
-            num_owners=attached.num_owners,
-            step_seeds=arrays.step_seeds,
-            num_remote_nodes=arrays.piece.remote_per_hop,
-            exchanges=arrays.piece.exchanges,
-        )
+    def _read_step(self, connection: Connection, step: int) -> SplitBatch:
+        assert isinstance(connection.reader, SplitReader)
+        return connection.reader.read_piece(step)

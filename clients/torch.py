@@ -2,26 +2,25 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import pairwise
 from typing import Any, Literal, TypeVar, Unpack
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clients.batch import BatchArrays, BatchReader
+from clients.batch import BatchReader
 from clients.connection.request import fanout_fields, relation_name
 from clients.connection.session import Session
 from clients.dataset import (
+    Connection,
     DatasetOptions,
     Reader,
     SteppedDataset,
     gather_threads,
     make_request,
-    to_tensor,
 )
-from clients.hopwise.dataset import HopBatch, HopDataset
+from clients.hopwise.batch import HopBatch
+from clients.hopwise.dataset import HopDataset
 from clients.prefetch import Prefetcher, prefetch
 from clients.records import TensorRecord
 from loaderd.api.errors import Refused
@@ -122,71 +121,6 @@ _MAY_BE_NONE = ("e_id", "batch", "edge_weight", "edge_time")
 _ONLY_TYPE, _ONLY_RELATION = "", ("", "", "")  # of a `Batch`, which does not name them
 
 
-def batch_fields(arrays: BatchArrays, attached: Attached) -> dict[str, Any]:
-    """The fields of a `HeteroBatch`: tensors over `arrays`, which keep them alive."""
-    types, relations = attached.types, attached.relations
-    several = len(types) > 1  # names of row arrays begin with their type then
-    nodes: dict[str, dict[str, Any]] = {"x": {}, "y": {}, "": {}}
-    edge_features: dict[EdgeType, dict[str, Tensor]] = {}
-    for spec in attached.rows:
-        rows, name = arrays.rows[spec.name], spec.name
-        if spec.relation:
-            names = ["__".join(relation) for relation in relations]
-            own = edge_features.setdefault(relations[names.index(spec.relation)], {})
-            own[name.removeprefix(f"{spec.relation}.")] = to_tensor(rows, spec.dtype)
-            continue
-        node_type = spec.node_type if several else types[0]
-        name = name.removeprefix(f"{node_type}.") if several else name
-        tensor = to_tensor(rows, spec.dtype, name == "y")
-        if name in ("x", "y"):
-            nodes[name][node_type] = tensor
-        else:
-            nodes[""].setdefault(node_type, {})[name] = tensor
-    starts = arrays.edge_starts
-    edges = _pieces(arrays.edges, [2 * start for start in starts])
-    counts = [stop - start for start, stop in pairwise(starts)]
-
-    def of_edges(values: NDArray[Any] | None, held: Sequence[bool]) -> Any:
-        """By relation, of those that hold such values; None: they were not asked for."""
-        if values is None:
-            return None
-        own = zip(relations, _pieces(values, starts), held, strict=True)
-        return {relation: piece for relation, piece, there in own if there}
-
-    info = attached.relation_info
-    return {
-        "x": nodes["x"],
-        "y": nodes["y"],
-        "edge_index": {r: e.view(2, n) for r, e, n in zip(relations, edges, counts, strict=True)},
-        "n_id": dict(zip(types, _pieces(arrays.n_id, arrays.node_starts), strict=True)),
-        "e_id": of_edges(arrays.e_id, [True] * len(relations)),
-        "input_type": attached.resolved.seed_type,
-        "input_id": torch.from_numpy(arrays.input_id),
-        "batch_size": arrays.num_seeds,
-        "num_sampled_nodes": dict(zip(types, arrays.nodes_per_hop, strict=True)),
-        "num_sampled_edges": dict(zip(relations, arrays.edges_per_hop, strict=True)),
-        "epoch": arrays.epoch,
-        "step": arrays.step,
-        "features": nodes[""],
-        "frontier": attached.resolved.frontier,
-        "batch": None
-        if arrays.trees is None
-        else dict(zip(types, _pieces(arrays.trees, arrays.node_starts), strict=True)),
-        "seed_time": None if arrays.times is None else torch.from_numpy(arrays.times),
-        "edge_features": edge_features,
-        "edge_weight": of_edges(arrays.edge_weight, [r.weights for r in info]),
-        "edge_time": of_edges(arrays.edge_time, [r.times for r in info]),
-    }
-
-
-def _pieces(values: NDArray[Any], starts: Sequence[int]) -> list[Tensor]:
-    """Tensors over `values`, one for each type or relation."""
-    whole = torch.from_numpy(values)
-    if len(starts) == 2:
-        return [whole]
-    return [whole[start:stop] for start, stop in pairwise(starts)]
-
-
 def rows_of_edges(batch: HeteroBatch, relation: EdgeType) -> dict[str, Tensor]:
     """What a batch brings of the edges of a relation, by name; weights and times as such."""
     found = dict(batch.edge_features.get(relation, {}))
@@ -201,9 +135,9 @@ def only_type(found: dict[str, Any]) -> dict[str, Any]:
     for name in ("input_type", "edge_type"):
         found.pop(name, None)
     for name in (*_BY_TYPE, *_BY_RELATION):
-        if found[name] is not None:
+        if (own := found.get(name)) is not None:
             absent: Any = {} if name.endswith("features") else None
-            found[name] = next(iter(found[name].values()), absent)
+            found[name] = next(iter(own.values()), absent)
     return found
 
 
@@ -301,12 +235,13 @@ class SampledDataset(SteppedDataset[B_co]):
     batch_type: Callable[..., B_co]  # made of `_fields`
     several_types = ""  # of a dataset for stores of one node type and relation: which takes others
 
-    def _fields(self, arrays: BatchArrays, attached: Attached) -> dict[str, Any]:
-        """Those of a batch of several types."""
-        return batch_fields(arrays, attached)
+    def _fields(self, found: dict[str, Any], attached: Attached) -> dict[str, Any]:
+        """Those of a batch of several types, of what a `BatchReader` has read."""
+        del attached
+        return found
 
-    def _to_batch(self, arrays: Any, attached: Attached) -> Any:
-        found = self._fields(arrays, attached)
+    def _read_step(self, connection: Connection, step: int) -> Any:
+        found = self._fields(connection.reader.read(step), connection.session.attached)
         return self.batch_type(**(only_type(found) if self.several_types else found))
 
     def _make_reader(self, session: Session) -> Reader:

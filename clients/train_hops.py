@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clients.hopwise.dataset import HopBatch, HopDataset
+from clients.hopwise.batch import HopBatch
+from clients.hopwise.dataset import HopDataset
 from clients.hopwise.models import ALONE, make_model
 from clients.prefetch import prefetch
 from clients.ranks import FlatGradients, Ranks, usable_device

@@ -1,9 +1,6 @@
 """Hop-wise batches as torch tensors: rows of features and of what operators made of them."""
 
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -11,7 +8,6 @@ import msgspec
 import numpy as np
 import torch
 from msgspec import structs
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
@@ -24,33 +20,14 @@ from clients.dataset import (
     SteppedDataset,
     gather_threads,
     make_request,
-    to_tensor,
 )
 from clients.hopwise.advice import device_bytes, take_advice
-from clients.hopwise.batch import LABEL, NODES, HopArrays, HopReader
+from clients.hopwise.batch import LABEL, NODES, HopBatch, HopReader
 from clients.hopwise.files import FileReader
-from clients.records import TensorRecord
 from loaderd.api.errors import Refused
 from loaderd.api.placement import TRAINING_BYTES, HopAdvice, parse_advice
-from loaderd.api.protocol import Attached
 from loaderd.plans.base import Part
 from loaderd.plans.chunks import METHOD_OF, PLAN_OF, HopPlan
-
-
-@dataclass(slots=True, repr=False)
-class HopBatch(TensorRecord):
-    """Rows of some nodes: `x[i]` belongs to the i-th of `HopDataset.arrays`."""
-
-    x: list[Tensor]  # each (batch_size, ...)
-    y: Tensor | None  # (batch_size, ...) labels; int64 where they are integers
-    n_id: Tensor  # int64 (batch_size,) original ids
-    input_id: Tensor  # int64 (batch_size,) rows in the stored order of the split
-    epoch: int
-    step: int
-
-    @property
-    def batch_size(self) -> int:
-        return self.n_id.numel()
 
 
 class ResidentRows:
@@ -172,7 +149,6 @@ class HopDataset(SteppedDataset[HopBatch]):
         super().__init__(endpoint, request, None, options.get("reconnect_s"))
         self.advice: HopAdvice | None = None  # by which it was made, if it was
         self._chunks = {name: getattr(request, name) for name in _OF_CHUNKS}
-        self._arena: tuple[NDArray[np.uint8], Tensor] | None = None  # the session's, all of it
         self._files = None if files is None else Path(files)
         self._rows: ResidentRows | None = None
 
@@ -266,13 +242,8 @@ class HopDataset(SteppedDataset[HopBatch]):
             self._resolved = self._num_steps = None
         self.advice = advice
 
-    def close(self) -> None:
-        """Detach from the daemon: views do not hold any more."""
-        self._arena = None
-        super().close()
-
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_arena": None, "_rows": None}
+        return super().__getstate__() | {"_rows": None}
 
     def _connect(self, backoff: Backoff | None = None) -> Connection:
         if self.views and get_worker_info() is not None:
@@ -321,40 +292,3 @@ class HopDataset(SteppedDataset[HopBatch]):
             data.close()
         self._rows.plan = plan
         return self._rows
-
-    def _to_batch(self, arrays: HopArrays | HopBatch, attached: Attached) -> HopBatch:
-        if isinstance(arrays, HopBatch):  # drawn on the device
-            return arrays
-        dtypes = [s.dtype for s in attached.rows if s.name not in (LABEL, NODES)]
-        make: Callable[[NDArray[Any], str], Tensor] = self._view if arrays.in_place else to_tensor
-        x = [make(array, dtype) for array, dtype in zip(arrays.x, dtypes, strict=True)]
-        y = None
-        if arrays.y is not None:
-            kind = next(s.dtype for s in attached.rows if s.name == LABEL)
-            y = to_tensor(arrays.y, kind, True)
-        return HopBatch(
-            x=x,
-            y=y,
-            n_id=torch.from_numpy(arrays.n_id),
-            input_id=torch.from_numpy(arrays.input_id),
-            epoch=arrays.epoch,
-            step=arrays.step,
-        )
-
-    def _view(self, array: NDArray[Any], dtype: str) -> Tensor:
-        """The tensor over a piece of the arena, which torch believes to be writable."""
-        data = self._connect().session.attachment.data
-        if self._arena is None or self._arena[0] is not data:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # that it is not writable
-                self._arena = data, torch.from_numpy(data)
-        whole = self._arena[1]
-        first = array.__array_interface__["data"][0] - whole.data_ptr()
-        return whole[first : first + array.nbytes].view(_torch_dtype(dtype)).view(array.shape)
-
-
-@cache
-def _torch_dtype(dtype: str) -> torch.dtype:
-    """The dtype of a store's rows, as torch has it."""
-    found: torch.dtype = getattr(torch, dtype)
-    return found

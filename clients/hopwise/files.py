@@ -1,6 +1,7 @@
 """Hop-wise batches out of a store's files, read by this process: the daemon brings nothing."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from blockstore.io.gds import HostReader
 from blockstore.store import BlockedFile, FileRange, open_store
 from clients.batch import numpy_dtype
 from clients.connection.buffers import Memory
-from clients.hopwise.batch import LABEL, NODES, HopArrays
+from clients.hopwise.batch import LABEL, NODES, HopBatch, hop_batch, row_tensor
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attached
 from loaderd.plans.chunks import HopPlan
@@ -48,33 +49,28 @@ class FileReader:
             array = hops.operators[operator][int(hop)] if array is None else array
             self._files[spec.name] = _File(array, store.rows(array))
 
-    def read(self, step: int) -> HopArrays:
+    def read(self, step: int) -> HopBatch:
         """The batch of a step.  Raises CorruptBlock, OSError."""
         unit = self._plan.unit(self.epoch, step)
         rows = self._plan.ranges(unit)
         num = unit.num_seeds
         input_id = self._memory.empty((num,), np.int64)
         self._plan.rows(unit, input_id)
-        arrays = {name: self._read(file, rows, num) for name, file in self._files.items()}
-        label, n_id = arrays.pop(LABEL, None), arrays.pop(NODES)
-        return HopArrays(
-            epoch=self.epoch,
-            step=step,
-            x=tuple(arrays.values()),
-            y=label,
-            n_id=n_id.astype(np.int64, copy=False),
-            input_id=input_id,
-            in_place=False,
-        )
+        arrays = {
+            name: row_tensor(name, self._read(name, rows, num), file.array.dtype)
+            for name, file in self._files.items()
+        }
+        return hop_batch(arrays, input_id, self.epoch, step)
 
     def close(self) -> None:
         for file in self._files.values():
             file.reader.close()
 
-    def _read(self, file: _File, rows: NDArray[np.int64], num: int) -> NDArray[np.generic]:
+    def _read(self, name: str, rows: NDArray[np.int64], num: int) -> NDArray[Any]:
+        file = self._files[name]
         array, ranges = file.array, file.ranges(rows)
         shape, dtype = (num, *array.row_shape), numpy_dtype(array)
-        if file is not self._files.get(LABEL) and file is not self._files[NODES]:
+        if name not in (LABEL, NODES):
             return self._memory.filed(ranges, file.reader.read, shape, dtype)
         out = self._memory.empty(shape, dtype)
         file.reader.read(ranges, out.reshape(-1).view(np.uint8))

@@ -1,18 +1,20 @@
 """Batches that come to the trainer, and to its device, several steps at a time."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
 from msgspec import structs
+from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from clients.batch import BatchArrays
+from clients.batch import BatchReader
 from clients.connection.position import Position, StateMismatch
 from clients.connection.request import fanouts_of_hops
 from clients.connection.session import Session
-from clients.dataset import ReadStep, gather_threads
+from clients.dataset import Connection, ReadStep, gather_threads
 from clients.large.batch import (
     LargeBatch,
     OwnBatches,
@@ -21,16 +23,9 @@ from clients.large.batch import (
     boundary_reads,
 )
 from clients.large.fused import fused_batches
-from clients.large.reader import OwnArrays, OwnReader, SharedArrays, SharedReader
+from clients.large.reader import NewRowsReader, PartReader
 from clients.large.steps import EpochSteps, LargeSteps, PartitionSteps
-from clients.torch import (
-    Batch,
-    Fanouts,
-    NodeSampledDataset,
-    SeededOptions,
-    batch_fields,
-    only_type,
-)
+from clients.torch import Batch, Fanouts, NodeSampledDataset, SeededOptions, only_type
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attach, Attached
 from loaderd.plans.base import Part
@@ -84,6 +79,7 @@ class LargeDataset(NodeSampledDataset[Batch]):
         self.fused = False  # whether batches are handed out as `FusedBatch`
         self.current: LargeBatch | None = None  # out of which the newest batch was handed out
         self._draws, self._steps_asked = draws, large_batches
+        self._layout: EpochSteps | None = None  # of the epoch that is read
         self._second_fanout = fanouts_of_hops(second_fanout, "second_fanout")
         self._refuse()
 
@@ -163,47 +159,55 @@ class LargeDataset(NodeSampledDataset[Batch]):
             return self._partition_plan(attached).trained_steps
         return self._equal_steps(attached).num_steps
 
-    def _make_reader(self, session: Session) -> OwnReader | SharedReader:
+    def _make_reader(self, session: Session) -> BatchReader:
         self._refuse_types(session)
-        threads, rank = gather_threads(), self._request.rank
+        threads = gather_threads()
         if self._draws == "own":
-            return OwnReader(session, self.memory, threads)
-        if self._draws == "partitions":
-            return SharedReader(session, self.memory, threads, rank, common=False)
+            return NewRowsReader(session, self.memory, threads)
         steps = self._equal_steps(session.attached)
+        if self._draws == "partitions" or steps.world_size == 1:
+            return BatchReader(session, self.memory, threads)
         if steps.leaves_tail:
             raise Refused(
                 f"{self.endpoint}: {steps.num_seeds} seeds in large batches of {steps.steps} steps "
                 f"leave fewer to the last one than the {steps.world_size} ranks; take "
                 f"large_batches {steps.without_tail().steps}"
             )
-        return SharedReader(session, self.memory, threads, rank, common=steps.world_size > 1)
+        return PartReader(session, self.memory, threads)
 
-    def _to_batch(self, arrays: Any, attached: Attached) -> LargeBatch:
-        def batch_of(whole: BatchArrays) -> Batch:
-            return Batch(**only_type(batch_fields(whole, attached)))
-
-        if isinstance(arrays, OwnArrays):
-            places = [torch.from_numpy(places) for places in arrays.places]
-            return OwnBatches([batch_of(step) for step in arrays.steps], places)
-        assert isinstance(arrays, SharedArrays)
-        whole, seed = batch_of(arrays.whole), attached.resolved.seed
-        shared = (whole, arrays.steps.start, arrays.cuts, self._second_fanout, seed)
+    def _read_step(self, connection: Connection, step: int) -> LargeBatch:
+        """The large batch of a step, with this step and those that follow in it."""
+        reader, attached = connection.reader, connection.session.attached
+        assert self._layout is not None
+        steps = self._layout.of(step)
+        if isinstance(reader, NewRowsReader):
+            reader.begin()
+            batches = [Batch(**only_type(reader.read(s))) for s in steps]
+            return OwnBatches(batches, reader.places)
+        large = self._layout.large(step)
+        shares = [self._layout.seeds(s, self._request.rank) for s in steps]
+        store_id: dict[str, Tensor] = {}
+        if isinstance(reader, PartReader):
+            seeds = np.concatenate([np.arange(s.start, s.stop) for s in shares])
+            whole = reader.read_part(large, seeds)
+            ends = accumulate((len(s) for s in shares), initial=0)
+            shares = [range(*span) for span in pairwise(ends)]
+        else:
+            found = reader.read(large)
+            store_id = found.pop("store_id", store_id)
+            whole = Batch(**only_type(found))
+        cuts = [(s.start, s.stop) for s in shares]
+        shared = (whole, step, cuts, self._second_fanout, attached.resolved.seed)
         if self._draws == "shared":
             return SharedDraws(*shared)
-        plan, dealt, store_id = (
-            self._partition_plan(attached),
-            attached.partitions,
-            arrays.whole.store_id,
-        )
+        plan, dealt = self._partition_plan(attached), attached.partitions
         assert dealt is not None
-        assert store_id is not None
         unit = plan.unit(whole.epoch, whole.step)
         ranges = plan.inner_ranges(unit.epoch, unit.macro, np.array(dealt.first))
+        (stored,) = store_id.values()
         # of ids inside a range an odd number of bounds is no larger
-        inner = torch.from_numpy(np.searchsorted(ranges, store_id, "right") % 2 == 1)
-        pull = boundary_reads(whole, inner)
-        return PartitionDraws(*shared, torch.from_numpy(store_id), inner, pull)
+        inner = torch.from_numpy(np.searchsorted(ranges, stored.numpy(), "right") % 2 == 1)
+        return PartitionDraws(*shared, stored, inner, boundary_reads(whole, inner))
 
     # -- steps of them -----------------------------------------------------------------------------
 
@@ -229,12 +233,9 @@ class LargeDataset(NodeSampledDataset[Batch]):
             step = layout.of(step).stop
 
     def _start(self, session: Session, at: Position) -> None:
-        assert self._connection is not None
-        reader, steps = self._connection.reader, self._steps_of(session.attached, at.epoch)
-        assert isinstance(reader, OwnReader | SharedReader)
-        reader.steps = steps
+        self._layout = self._steps_of(session.attached, at.epoch)
         if self._draws != "own":
-            at = at._replace(step=steps.large(at.step))
+            at = at._replace(step=self._layout.large(at.step))
         super()._start(session, at)
 
     def hand_out(self, step: ReadStep, read: Any) -> Iterator[Batch]:

@@ -1,20 +1,19 @@
 """Readers of several steps at once: rows that steps have in common are gathered once."""
 
 from dataclasses import replace
-from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from blockstore.kernels.renumber import NodeTable, enter_seeds, renumber
-from clients.batch import BatchArrays, BatchReader, ItemOrder, Named, numpy_dtype
+from clients.batch import BatchReader, ItemOrder, Named, numpy_dtype
 from clients.connection.buffers import BufferPool, Memory
 from clients.connection.session import Session
 from clients.cut import BatchCutter
-from clients.large.steps import EpochSteps
-from clients.torch import Batch
+from clients.torch import Batch, only_type
 from loaderd.api.protocol import BatchReady
 
 _FIRST_ROOM = 1 << 12  # nodes
@@ -51,55 +50,22 @@ class DistinctNodes:
         )
 
 
-class OwnArrays(NamedTuple):
-    """Batches of consecutive steps."""
-
-    steps: list[BatchArrays]  # with rows of the nodes that no earlier one has
-    places: list[NDArray[np.int64]]  # of their nodes among the distinct ones
-
-
-class SharedArrays(NamedTuple):
-    """A batch that was sampled as a whole, and the steps that are taken out of it."""
-
-    whole: BatchArrays
-    steps: range
-    cuts: list[tuple[int, int]]  # of each step: [start, stop) among the seeds of `whole`
-
-
-class OwnReader:
-    """Reads the steps of a large batch one after the other; each row comes once.
+class NewRowsReader(BatchReader):
+    """Reads batches with the rows of nodes that no batch had since `begin`.
 
     The daemon serves them as it serves any trainer, and has each batch back before the next: its
     memory does not depend on how many steps are read at once.
     """
 
-    steps: EpochSteps  # of the epoch that is read
-
-    def __init__(self, session: Session, pool: Memory, threads: int) -> None:
-        self._reader = _NewRowsReader(session, pool, threads)
-
-    def read(self, step: int) -> OwnArrays:
-        """The batches of a step and of all that follow it in its large batch."""
-        self._reader.begin()
-        batches = [self._reader.read(s) for s in self.steps.of(step)]
-        return OwnArrays(batches, self._reader.places)
-
-    def close(self) -> None:
-        self._reader.close()
-
-
-class _NewRowsReader(BatchReader):
-    """Reads batches with the rows of nodes that no batch had since `begin`."""
-
     def begin(self) -> None:
         self._distinct = DistinctNodes()
-        self.places: list[NDArray[np.int64]] = []  # of each batch since
+        self.places: list[Tensor] = []  # int64, of each batch since: among the distinct nodes
 
     def _wanted(self, ready: BatchReady, named: Named, nodes: ItemOrder) -> ItemOrder:
         """New nodes as the only type there is; others are of no type."""
         known = self._distinct.num
         places = self._distinct.add(self._narrow(ready.structure, named["n_id"]))
-        self.places.append(places)
+        self.places.append(torch.from_numpy(places))
         most = np.maximum.accumulate(np.concatenate([[known - 1], places]))
         new = places > most[:-1]
         order = np.flatnonzero(new)
@@ -108,91 +74,36 @@ class _NewRowsReader(BatchReader):
         return ItemOrder([0, order.size], ~new, order, places - known, some=True)
 
 
-class SharedReader:
-    """Reads large batches that the daemon samples as such.
+class PartReader(BatchReader):
+    """Reads of batches that are for all ranks of a job what some of their seeds would have alone.
 
-    If one is for all ranks of a job each takes its shares of the steps: their structure is cut out,
-    and only their rows are gathered.
+    Their structure is cut out, and only their rows are gathered.
     """
-
-    steps: EpochSteps  # of the epoch that is read
-
-    def __init__(
-        self, session: Session, pool: Memory, threads: int, rank: int, common: bool
-    ) -> None:
-        """`common`: whether each is for all ranks."""
-        self._rank = rank
-        self._reader = (_PartReader if common else BatchReader)(session, pool, threads)
-
-    def read(self, step: int) -> SharedArrays:
-        """The large batch of a step, with this step and those that follow in it."""
-        steps = self.steps.of(step)
-        shares = [self.steps.seeds(s, self._rank) for s in steps]
-        if isinstance(self._reader, _PartReader):
-            self._reader.take(np.concatenate([np.arange(s.start, s.stop) for s in shares]))
-            ends = [0, *accumulate(len(s) for s in shares)]
-            shares = [range(*ends) for ends in pairwise(ends)]
-        whole = self._reader.read(self.steps.large(step))
-        return SharedArrays(whole, steps, [(s.start, s.stop) for s in shares])
-
-    def close(self) -> None:
-        self._reader.close()
-
-
-class _PartReader(BatchReader):
-    """Reads of each batch what some of its seeds would have alone."""
 
     def __init__(self, session: Session, pool: Memory, threads: int) -> None:
         super().__init__(session, BufferPool(), threads)  # for the structure as a whole
         self._target = pool
 
-    def take(self, seeds: NDArray[np.int64]) -> None:
-        """Which seeds of the next batch are meant, by their places."""
-        self._seeds = torch.from_numpy(seeds)
+    def read_part(self, step: int, seeds: NDArray[np.int64]) -> Batch:
+        """The part of a batch, all of it copied and released; waits for the daemon.
 
-    def read(self, step: int) -> BatchArrays:
-        """The part of a batch, all of it copied and released; waits for the daemon."""
+        seeds   which of the batch's are meant, by their places
+        """
         self._load_kernels()
-        ready, attached = self._session.receive(BatchReady, step), self._session.attached
+        ready = self._session.receive(BatchReady, step)
         self._target.received(self._session.attachment.data, [])
         named = {array.name: array for array in ready.structure.arrays}
         num_nodes = sum(ready.nodes_per_hop)
-        whole = self._structure(ready, named, ItemOrder([0, num_nodes]), {}, {})
-        batch = Batch(
-            x=None,
-            y=None,
-            edge_index=torch.from_numpy(whole.edges).view(2, -1),
-            n_id=torch.from_numpy(whole.n_id),
-            e_id=None,
-            input_id=torch.from_numpy(whole.input_id),
-            batch_size=whole.num_seeds,
-            num_sampled_nodes=whole.nodes_per_hop[0],
-            num_sampled_edges=whole.edges_per_hop[0],
-            epoch=whole.epoch,
-            step=step,
-            frontier=attached.resolved.frontier,
-        )
-        cut = BatchCutter(batch).structure(self._seeds)
-        nodes, edges = cut.nodes.numpy(), cut.edges.numpy()
+        structure = self._structure(ready, named, ItemOrder([0, num_nodes]), {})
+        cutter = BatchCutter(Batch(x=None, y=None, **only_type(structure)))
+        cut = cutter.structure(torch.from_numpy(seeds))
+        nodes = cut.nodes.numpy()
         other, place = np.ones(num_nodes, np.bool_), np.empty(num_nodes, np.int64)
         other[nodes], place[nodes] = False, np.arange(nodes.size)
         rows = {
             spec.name: self._target.rows(spec, (nodes.size, *spec.row_shape), numpy_dtype(spec))
-            for spec in attached.rows
+            for spec in self._session.attached.rows
         }
         self._gather_groups(ready, ItemOrder([0, nodes.size], other, nodes, place, some=True), rows)
-        return replace(
-            whole,
-            num_seeds=self._seeds.numel(),
-            n_id=whole.n_id[nodes],
-            node_starts=[0, nodes.size],
-            input_id=whole.input_id[self._seeds],
-            edges=cut.edge_index.numpy().reshape(-1),
-            edge_starts=[0, edges.size],
-            e_id=None if whole.e_id is None else whole.e_id[edges],
-            edge_weight=None if whole.edge_weight is None else whole.edge_weight[edges],
-            edge_time=None if whole.edge_time is None else whole.edge_time[edges],
-            nodes_per_hop=[cut.num_sampled_nodes],
-            edges_per_hop=[cut.num_sampled_edges],
-            rows=rows,
-        )
+        part = cutter.with_rows(cut, torch.from_numpy(seeds))
+        return replace(part, **only_type(self._row_fields(rows)))

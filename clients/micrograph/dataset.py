@@ -4,20 +4,11 @@ from dataclasses import dataclass
 from typing import Unpack
 
 import msgspec
-import torch
 from torch import Tensor
 
-from clients.batch import BatchArrays
 from clients.connection.request import checked_request
-from clients.torch import (
-    Batch,
-    Fanouts,
-    NodeSampledDataset,
-    SeededOptions,
-    batch_fields,
-    only_type,
-)
-from loaderd.api.protocol import Attached, HomePlacement
+from clients.torch import Batch, Fanouts, NodeSampledDataset, SeededOptions
+from loaderd.api.protocol import HomePlacement
 
 __all__ = ["HomeBatch", "HomeDataset"]
 
@@ -35,6 +26,8 @@ class HomeDataset(NodeSampledDataset[HomeBatch]):
     In a step all ranks together train the global batch of `NeighborDataset`, with the same edges;
     which of its seeds a rank gets does not change a saved position.
     """
+
+    batch_type, several_types = HomeBatch, "clients.torch.HeteroDataset"
 
     def __init__(
         self,
@@ -64,8 +57,3 @@ class HomeDataset(NodeSampledDataset[HomeBatch]):
         if home != self._request.home:
             self.close()
             self._request = checked_request(msgspec.structs.replace(self._request, home=home))
-
-    def _to_batch(self, arrays: BatchArrays, attached: Attached) -> HomeBatch:
-        assert arrays.seed_rank is not None
-        found = only_type(batch_fields(arrays, attached))
-        return HomeBatch(**found, seed_rank=torch.from_numpy(arrays.seed_rank))

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
 from clients import batch as gather_module
 from clients.batch import BatchReader
 from clients.connection.buffers import BufferPool
 from clients.connection.session import Session, views
+from clients.torch import only_type
 from loaderd.api.protocol import Attach, Blob, BlobArray, Release
 from tests.clients.fake import POISON, fake_daemon, make_batch
 
@@ -18,18 +20,23 @@ def expected_edges(made):
     return np.stack([made.src, np.concatenate(targets)])
 
 
-def check(arrays, made):
-    np.testing.assert_array_equal(arrays.n_id, made.n_id)
-    np.testing.assert_array_equal(arrays.input_id, made.input_id)
-    np.testing.assert_array_equal(arrays.edges.reshape(2, -1), expected_edges(made))
-    assert arrays.nodes_per_hop == [list(made.nodes_per_hop)]
-    assert arrays.edges_per_hop == [[c.sum() for c in made.counts]]
-    for array in (arrays.n_id, arrays.input_id, arrays.edges):
-        assert array.dtype == np.int64
-        assert array.flags.writeable
-    for name, rows in made.rows.items():
-        np.testing.assert_array_equal(arrays.rows[name], rows, strict=True)
-        assert arrays.rows[name].flags.writeable
+def check(fields, made):
+    batch = only_type(fields)
+    np.testing.assert_array_equal(batch["n_id"], made.n_id)
+    np.testing.assert_array_equal(batch["input_id"], made.input_id)
+    np.testing.assert_array_equal(batch["edge_index"], expected_edges(made))
+    assert batch["num_sampled_nodes"] == list(made.nodes_per_hop)
+    assert batch["num_sampled_edges"] == [c.sum() for c in made.counts]
+    for name in ("n_id", "input_id", "edge_index"):
+        assert batch[name].dtype == torch.int64
+        assert batch[name].numpy().flags.writeable
+    rows = {"x": batch["x"], "y": batch["y"], **batch["features"]}
+    rows["half"] = rows["half"].view(torch.int16)
+    for name, values in made.rows.items():
+        expected = values.astype(np.int64) if name == "y" else values
+        found = rows[name].numpy().view(expected.dtype)
+        np.testing.assert_array_equal(found, expected, strict=True)
+        assert found.flags.writeable
 
 
 @pytest.mark.parametrize("groups", [1, 2, 5])
@@ -44,8 +51,8 @@ def test_batches_are_what_the_daemon_laid_out(tmp_path, monkeypatch, groups, thr
         reader.close()
         session.close()
     # released slots were overwritten by now: the arrays must be copies
-    for step, arrays in enumerate(held):
-        check(arrays, make_batch(2, step, 8))
+    for step, fields in enumerate(held):
+        check(fields, make_batch(2, step, 8))
     released = [(m.step, m.group) for m in daemon.received(Release)]
     assert released == [(step, group) for step in range(5) for group in range(groups)]
     assert (daemon.arena == POISON).any()
@@ -55,10 +62,11 @@ def test_edge_ids_come_where_asked_for(tmp_path):
     with fake_daemon(tmp_path, edge_ids=True) as daemon:
         session = Session(daemon.endpoint, Attach(token=0, request=0, return_e_id=True))
         session.start(0, 0)
-        arrays = BatchReader(session, BufferPool()).read(0)
+        batch = only_type(BatchReader(session, BufferPool()).read(0))
         session.close()
-    assert arrays.e_id.dtype == np.int64
-    np.testing.assert_array_equal(arrays.e_id, 2**40 + np.arange(arrays.edges.size // 2))
+    assert batch["e_id"].dtype == torch.int64
+    num_edges = batch["edge_index"].size(1)
+    np.testing.assert_array_equal(batch["e_id"], 2**40 + np.arange(num_edges))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from clients.connection.buffers import BufferPool
 from clients.hopwise.batch import HopReader
@@ -80,9 +81,9 @@ def test_rows_are_those_that_are_named(monkeypatch, form, threads):
         assert found.tolist() == arrays[name][rows].tolist(), name
     assert batch.y.tolist() == arrays["y"][rows].tolist()
     assert batch.n_id.tolist() == arrays["n_id"][rows].tolist()
-    assert batch.n_id.dtype == np.int64
+    assert batch.n_id.dtype == torch.int64
     assert batch.input_id.tolist() == rows.tolist()
-    assert (batch.epoch, batch.step, batch.in_place) == (4, 3, False)
+    assert (batch.epoch, batch.step) == (4, 3)
     assert session.released == [(1, 3)]
 
 
@@ -91,14 +92,13 @@ def test_what_is_used_where_it_lies_is_given_back_with_the_next_batch():
     session.form = "one range"
     made = reader(session, views=True)
     batch = made.read(3)
-    assert batch.in_place
     assert session.released == []
     session.data[session.places[0] + 20 * 12] ^= 1  # the very memory
-    assert batch.x[0].view(np.uint8)[0, 0] == session.data[session.places[0] + 20 * 12]
+    assert batch.x[0].view(torch.uint8)[0, 0] == session.data[session.places[0] + 20 * 12]
     made.read(4)
     assert session.released == [(1, 3)]
     session.form = "ranges"  # of several pieces: copied
-    assert not made.read(5).in_place
+    made.read(5)
     assert session.released == [(1, 3), (1, 4), (1, 5)]
     made.read(6)
     assert session.released[3:] == [(1, 6)]
