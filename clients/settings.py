@@ -2,8 +2,8 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 import torch
@@ -24,42 +24,67 @@ class NotTrainable(ValueError):
     """The store does not hold what a classifier is trained on."""
 
 
+def option(default: Any, text: str = "", **given: Any) -> Any:
+    """A field of the settings of a command that is more than its name and its default.
+
+    text    of the help
+    given   further arguments of `add_argument`
+    """
+    return field(default=default, metadata={"help": text, **given})
+
+
+_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE: Any = option(_DEVICE, "cpu, cuda, cuda:1")
+STORE: Any = option("", "its name, if the daemon serves several")
+OF_HOPS = "of each hop, seeds outward: 15 10, or 15,10"
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     endpoint: str
-    model: str = "sage"
+    model: str = option("sage", choices=LAYERS)
     epochs: int = 5
-    num_neighbors: tuple[int, ...] = (15, 10)
-    frontier: str = "new"
-    plan: str = "auto"
-    owners: str = ""  # of plan "split" and placement "home": name of an owner map of the store
-    mixed_rows: bool = False  # of plan "split": gather rows of remote nodes, too
-    placement: str = ""  # "home": each rank trains the seeds that it owns by map `owners`
-    parts: str = "1"  # of placement "home": time steps of an iteration; "auto": as is fastest
-    merge: str = "server"  # how there get to be fewer than ranks; or "model"
-    migrate: str = "never"  # whether models travel between time steps; or "always"
-    sync_every: int = 1  # steps between two averages of the ranks' models
-    macro_partitions: int = 0  # of plan "macrobatch" and draws "partitions"; 0: an eighth of all
-    draws: str = "own"  # of plan "large": or "shared", or "partitions"
-    history: str = ""  # of draws "partitions": file of the tables of historical embeddings
-    history_dtype: str = "float32"  # of their rows; or "float16"
-    large_batches: int = 0  # of plan "large": steps of a large batch; 0: a twelfth of an epoch's
-    second_fanout: tuple[int, ...] = ()  # of shared draws: those that a step keeps, by hop
-    order: str = "widths"  # of plan "large": or "measured"
-    compile: bool = False  # of plan "large": batches of one shape, from the second epoch on
-    cuda_graph: bool = False  # likewise: replay each step of these as one CUDA graph
+    num_neighbors: tuple[int, ...] = option((15, 10), OF_HOPS, nargs="+", type=str)
+    frontier: str = option("new", "which nodes a hop expands", choices=("new", "layer"))
+    plan: str = option("auto", choices=PLANS)
+    owners: str = option("", "of plan split and placement home: name of an owner map of the store")
+    mixed_rows: bool = option(False, "of plan split: gather input rows of all nodes, exchange none")
+    placement: str = option("", "home: each rank trains the seeds that it owns", choices=("home",))
+    parts: str = option("1", "of placement home: time steps of an iteration, or auto")
+    merge: str = option("server", "where seeds go if these are fewer than ranks", choices=MERGES)
+    migrate: str = option("never", "whether models travel between time steps", choices=MIGRATE)
+    sync_every: int = option(1, "steps between two averages of models that travel")
+    macro_partitions: int = option(
+        0, "partitions at a time, of plan macrobatch and draws partitions; 0: an eighth of all"
+    )
+    draws: str = option(
+        "own", "of plan large: of each step, shared, or of partitions", choices=DRAWS
+    )
+    history: str = option(
+        "", "of draws partitions: file of historical embeddings, one for all ranks"
+    )
+    history_dtype: str = option("float32", "of their rows", choices=DTYPES)
+    large_batches: int = option(0, "of plan large: steps of a large batch; 0: a twelfth of all")
+    second_fanout: tuple[int, ...] = option(
+        (), "of draws shared: those that a step keeps, by hop", nargs="+", type=str
+    )
+    order: str = option("widths", "of plan large: of each layer", choices=("widths", "measured"))
+    compile: bool = option(False, "of plan large: from the second epoch on, for one shape")
+    cuda_graph: bool = option(False, "of plan large: replay each step of one shape as a graph")
     batch_size: int = 1000
     hidden: int = 128
-    dropout: str = "random"  # or "keyed": by (seed, epoch, step, layer, node)
+    dropout: str = option(
+        "random", "keyed: by (seed, epoch, step, layer, node)", choices=("random", "keyed")
+    )
     learning_rate: float = 0.003
     seed: int = 0
-    input_type: str = ""  # node type that is classified, of a store of several
-    checkpoint: str = ""  # file to go on from and to save to
-    save_every: int = 0  # steps; 0: at the end of each epoch
-    max_steps: int = 0  # stop, and save, after so many in all; 0: never
-    device: str = "cuda" if torch.cuda.is_available() else "cpu"
-    store: str = ""  # its name, where the daemon serves several
-    timeout: float = TIMEOUT_S  # seconds that a rank waits for the others
+    input_type: str = option("", "node type that is classified, if the store has several")
+    checkpoint: str = option("", "file to go on from and to save to")
+    save_every: int = option(0, "steps between two checkpoints; 0: at the end of each epoch")
+    max_steps: int = option(0, "stop, and save, after so many steps in all; 0: never")
+    device: str = DEVICE
+    store: str = STORE
+    timeout: float = option(TIMEOUT_S, "seconds that a process waits for the others")
 
 
 def check_settings(settings: Settings) -> None:
@@ -139,37 +164,6 @@ def _check_large(settings: Settings) -> None:
         )
 
 
-_OF_HOPS = "of each hop, seeds outward: 15 10, or 15,10"
-OPTIONS: dict[str, dict[str, Any]] = {
-    "model": {"choices": LAYERS},
-    "num_neighbors": {"nargs": "+", "type": str, "help": _OF_HOPS},
-    "frontier": {"choices": ("new", "layer"), "help": "which nodes a hop expands"},
-    "plan": {"choices": PLANS},
-    "owners": {"help": "of plan split: name of an owner map of the store"},
-    "mixed_rows": {"help": "of plan split: gather input rows of all nodes, exchange none"},
-    "placement": {"choices": ("home",), "help": "home: each rank trains the seeds it owns"},
-    "parts": {"help": "of placement home: time steps of an iteration, or auto"},
-    "merge": {"choices": MERGES, "help": "where seeds go if there are fewer than ranks"},
-    "migrate": {"choices": MIGRATE, "help": "whether models travel between time steps"},
-    "sync_every": {"help": "steps between two averages of models that travel"},
-    "macro_partitions": {"help": "partitions at a time, of draws partitions or plan macrobatch"},
-    "draws": {"choices": DRAWS, "help": "of plan large: of each step, shared, or of partitions"},
-    "history": {"help": "of draws partitions: file of historical embeddings, one for all ranks"},
-    "history_dtype": {"choices": DTYPES},
-    "large_batches": {"help": "of plan large: steps of a large batch; 0: a twelfth of all"},
-    "second_fanout": {"nargs": "+", "type": str, "help": "draws that a step keeps, by hop"},
-    "order": {"choices": ("widths", "measured"), "help": "of plan large: of each layer"},
-    "dropout": {"choices": ("random", "keyed")},
-    "input_type": {"help": "node type that is classified"},
-    "store": {"help": "its name, if the daemon serves several"},
-    "device": {"help": "cpu, cuda, cuda:1"},
-    "checkpoint": {"help": "file to go on from and to save to"},
-    "save_every": {"help": "steps between two checkpoints; 0: at the end of each epoch"},
-    "max_steps": {"help": "stop, and save, after so many steps in all; 0: never"},
-    "timeout": {"help": "seconds that a process waits for the others"},
-}
-
-
 def parse_fanouts(words: Iterable[object], option: str = "num_neighbors") -> tuple[int, ...]:
     """Numbers with commas or spaces between them.  Raises ValueError, which names the option."""
     text = " ".join(map(str, words))
@@ -192,32 +186,27 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def run_command(
-    make: Callable[[str], Any],
-    doc: str | None,
-    run: Callable[[dict[str, Any]], object],
-    special: Mapping[str, Mapping[str, Any]],
+    kind: Callable[..., Any], doc: str | None, run: Callable[[dict[str, Any]], object]
 ) -> None:
     """Run a training command: an endpoint, and an option for each further field of its settings.
 
-    make      settings for an endpoint: gives the names and the defaults
-    special   further arguments of `add_argument`, by field
+    kind   of the settings, a dataclass
 
     Ends with exit code 2, and a line, if the settings or the store cannot be used, or if another
     rank has ended.
     """
-    default = make("")
+    default = kind("")
     parser = CommandParser(description=doc)
     parser.add_argument("endpoint", help="ipc:///path/of/the/socket, or the path of a store")
-    for field in fields(default)[1:]:
-        value = getattr(default, field.name)
+    for setting in fields(default)[1:]:
+        value = setting.default
         usual: dict[str, Any] = {"type": type(value), "default": value}
         if isinstance(value, bool):
             usual = {"action": "store_true"}
-        option = "--" + field.name.replace("_", "-")
-        more = {**special.get(field.name, {})}
         shown = "" if value in ("", (), False) else "(%(default)s)"
-        more["help"] = f"{more.get('help', '')} {shown}".strip()
-        parser.add_argument(option, **(usual | more))
+        text = f"{setting.metadata.get('help', '')} {shown}".strip()
+        name = "--" + setting.name.replace("_", "-")
+        parser.add_argument(name, **(usual | setting.metadata | {"help": text}))
     try:
         run(vars(parser.parse_args()))
     except (DaemonError, StoreError, NotTrainable, RankLost, ValueError) as error:

@@ -43,14 +43,7 @@ from clients.models import (
     RowExchange,
 )
 from clients.ranks import FlatGradients, Ranks, SplitPlace, joined
-from clients.settings import (
-    OPTIONS,
-    NotTrainable,
-    Settings,
-    check_settings,
-    parse_fanouts,
-    run_command,
-)
+from clients.settings import NotTrainable, Settings, check_settings, parse_fanouts, run_command
 from clients.shuffle import Shuffle
 from clients.split import SplitBatch, SplitDataset
 from clients.torch import Batch, HeteroBatch, HeteroDataset, NeighborDataset, Prefetcher, prefetch
@@ -493,7 +486,7 @@ def main() -> None:
         with joined(arguments["timeout"]) as ranks:
             train(Settings(**arguments), ranks)
 
-    run_command(Settings, __doc__, run, OPTIONS)
+    run_command(Settings, __doc__, run)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from clients.hopwise.dataset import HopDataset
 from clients.hopwise.models import ALONE, make_model
 from clients.prefetch import prefetch
 from clients.ranks import FlatGradients, Ranks, usable_device
-from clients.settings import NotTrainable, run_command
+from clients.settings import DEVICE, STORE, NotTrainable, option, run_command
 from clients.train import UNLABELLED, optimize, say, seed_classes, sum_of_losses
 
 MODELS = ("linear", "features", "sgc", "sign", "sign-mlp", "hoga")
@@ -21,19 +21,21 @@ MODELS = ("linear", "features", "sgc", "sign", "sign-mlp", "hoga")
 @dataclass(frozen=True, slots=True)
 class HopSettings:
     endpoint: str
-    model: str = "sign"
-    operator: str = ""  # "": all that the store has
-    hops: int = -1  # -1: all
+    model: str = option("sign", choices=MODELS)
+    operator: str = option("", "whose hops are trained on; left out: of all that the store has")
+    hops: int = option(-1, "how many of them; -1: all")
     epochs: int = 50
     batch_size: int = 8000
-    method: str = "cr"  # or "rr", or "advised": whichever is, found out by a short trial
-    chunk: int = 0
-    hidden: int = 0  # 0: as in the papers
+    method: str = option(
+        "cr", "of shuffling: chunks, rows, or as a trial advises", choices=("cr", "rr", "advised")
+    )
+    chunk: int = option(0, "rows of a chunk of cr; 0: as the daemon chooses")
+    hidden: int = option(0, "width; 0: as in the model's paper")
     dropout: float = 0.5
     learning_rate: float = 0.001
     seed: int = 0
-    device: str = "cuda" if torch.cuda.is_available() else "cpu"
-    store: str = ""  # its name, where the daemon serves several
+    device: str = DEVICE
+    store: str = STORE
 
 
 def open_split(settings: HopSettings, split: str) -> HopDataset:
@@ -123,18 +125,7 @@ def train(settings: HopSettings) -> tuple[float, float]:
 
 
 def main() -> None:
-    methods = ("cr", "rr", "advised")
-    special: dict[str, dict[str, Any]] = {
-        "model": {"choices": MODELS},
-        "operator": {"help": "whose hops are trained on; left out: of all that the store has"},
-        "hops": {"help": "how many of them; -1: all"},
-        "method": {"choices": methods, "help": "of shuffling: chunks, rows, or as a trial advises"},
-        "chunk": {"help": "rows of a chunk of cr; 0: as the daemon chooses"},
-        "hidden": {"help": "width; 0: as in the model's paper"},
-        "device": {"help": "cpu, cuda, cuda:1"},
-        "store": {"help": "its name, if the daemon serves several"},
-    }
-    run_command(HopSettings, __doc__, lambda given: train(HopSettings(**given)), special)
+    run_command(HopSettings, __doc__, lambda given: train(HopSettings(**given)))
 
 
 if __name__ == "__main__":
