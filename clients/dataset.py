@@ -179,9 +179,11 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
 
     # ----------------------------------------------------------------------------------------------
 
+    counts_seeds = False  # its length, as that of the dataset of a loader of PyG
+
     def __len__(self) -> int:
-        """Batches of an epoch; connects, the first time."""
-        return self.num_steps
+        """Batches of an epoch, or its seeds, if `counts_seeds`; connects, the first time."""
+        return self.attached().resolved.num_seeds if self.counts_seeds else self.num_steps
 
     @property
     def num_steps(self) -> int:

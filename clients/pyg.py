@@ -21,15 +21,7 @@ except ModuleNotFoundError as error:
 from clients.bidirectional import with_reverses
 from clients.dataset import SteppedDataset
 from clients.link import HeteroLinkBatch, HeteroLinkDataset, LinkBatch, LinkDataset, LinkOptions
-from clients.pygdata import (
-    HeteroLinkSeeds,
-    HeteroNodeSeeds,
-    LinkSeeds,
-    NodeSeeds,
-    StoreData,
-    StoreDataset,
-    stored_data,
-)
+from clients.pygdata import StoreData, StoreDataset, stored_data
 from clients.torch import (
     Batch,
     EdgeType,
@@ -72,6 +64,7 @@ class DaemonLoader(DataLoader[Any]):
         self._collate = Collate(options.pop("transform", None), names, kind == "bidirectional")
         self._leaves_last = bool(options.pop("drop_last", False))
         request = dataset.request
+        dataset.counts_seeds = True
         kept = data_loader_options(type(self).__name__, options, request)
         if self._leaves_last and request.plan == "macrobatch":
             raise TypeError(
@@ -288,7 +281,7 @@ class NeighborLoader(DaemonLoader, GraphLoader):  # type: ignore[misc]
         self.data, names = check_arguments(data, options, input_time=input_time)
         take_induced(options)
         node_type, nodes = typed_seeds(input_nodes)
-        dataset = (NodeSeeds if node_type is None else HeteroNodeSeeds)(
+        dataset = (NeighborDataset if node_type is None else HeteroDataset)(
             self.data.endpoint,
             num_neighbors=num_neighbors,
             batch_size=batch_size,
@@ -338,7 +331,7 @@ class LinkNeighborLoader(DaemonLoader):
         edge_type, edges = typed_seeds(edge_label_index)
         negatives = _negatives(neg_sampling, neg_sampling_ratio)
         ours: dict[str, Any] = {"shuffle": False, "exclude": "none"} | take_ours(options)
-        dataset = (LinkSeeds if edge_type is None else HeteroLinkSeeds)(
+        dataset = (LinkDataset if edge_type is None else HeteroLinkDataset)(
             self.data.endpoint,
             "all" if edges is None else edges,
             num_neighbors,

@@ -1,7 +1,7 @@
 """What PyG's scripts ask of a data set and its `Data`, of a store; nothing is read before that."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from clients.connection.place import find_endpoint
-from clients.link import HeteroLinkDataset, LinkDataset
-from clients.torch import HeteroDataset, NeighborDataset, SamplingOptions
+from clients.torch import NeighborDataset, SamplingOptions
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import Attached
 
 _STEP_NODES = 1 << 12  # rows that are asked for at a time
 _SPLITS = {"val": ("val", "valid")}  # by PyG's name of a mask: those of a store
@@ -150,29 +148,3 @@ class StoreData:
         if self.store:
             rows["store"] = self.store
         return closing(NeighborDataset(self.endpoint, split, [1], _STEP_NODES, **rows))
-
-
-class _CountsSeeds:
-    """The dataset of a loader, as long as that of PyG's loader is."""
-
-    attached: Callable[[], Attached]
-
-    def __len__(self) -> int:
-        """Seeds of an epoch; connects, the first time."""
-        return self.attached().resolved.num_seeds
-
-
-class NodeSeeds(_CountsSeeds, NeighborDataset):
-    pass
-
-
-class HeteroNodeSeeds(_CountsSeeds, HeteroDataset):
-    pass
-
-
-class LinkSeeds(_CountsSeeds, LinkDataset):
-    pass
-
-
-class HeteroLinkSeeds(_CountsSeeds, HeteroLinkDataset):
-    pass

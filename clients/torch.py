@@ -238,6 +238,7 @@ class SampledDataset(SteppedDataset[B_co]):
     def _fields(self, found: dict[str, Any], attached: Attached) -> dict[str, Any]:
         """Those of a batch of several types, of what a `BatchReader` has read."""
         del attached
+        found.pop("store_id", None)  # of plan "partitions": for `LargeDataset` alone
         return found
 
     def _read_step(self, connection: Connection, step: int) -> Any:
