@@ -88,7 +88,9 @@ class Prefetcher(Generic[B]):
         window = self.dataset.attached().window
         run = _ReadThread(self.dataset, self.dataset.ahead(), self._stage, self.depth, window)
         self._run = run
-        return _Batches(self, run)
+        batches = self._batches(run)
+        weakref.finalize(batches, run.stop)  # when it is let go of, its thread ends
+        return batches
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next one iterated, as the dataset does."""
@@ -127,33 +129,10 @@ class Prefetcher(Generic[B]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _end(self) -> None:
-        if self._run is not None:
-            self._run.stop()
-            self._run = None
-
-
-class _Batches(Iterator[B]):
-    """One epoch; when it is let go of, its thread ends."""
-
-    def __init__(self, owner: Prefetcher[B], run: "_ReadThread") -> None:
-        self._owner, self._run = owner, run
-        self._parts: Iterator[B] = iter(())  # what is left of what was read at once
-        self._stop = weakref.finalize(self, run.stop)
-
-    def __next__(self) -> B:
-        owner, run = self._owner, self._run
-        if run.stopped and owner._run is not run:
-            raise RuntimeError("a newer iterator of this dataset has taken over")
-        for batch in self._parts:
-            return batch
-        while True:
-            begun = time.perf_counter()
-            item = run.take()
-            owner.waited_s += time.perf_counter() - begun
-            if item.error is not None or item.step is None:
-                self._stop()
-                raise item.error or StopIteration
+    def _batches(self, run: "_ReadThread") -> "Iterator[B]":
+        """Those of one epoch."""
+        item = self._take(run)
+        while item.step is not None:
             read = item.step.batch
             if read is not None:
                 run.free()
@@ -161,12 +140,31 @@ class _Batches(Iterator[B]):
                 assert run.stage is not None
                 run.stage.device.adopt(item.ready.memory, item.ready.mark)
                 read = item.ready.batch
-            self._parts = owner.dataset.hand_out(item.step, read)
-            for batch in self._parts:
-                return batch
+            for batch in self.dataset.hand_out(item.step, read):
+                yield batch
+                self._refuse_older(run)
             if item.step.position is None:
-                self._stop()
-                raise StopIteration
+                break
+            item = self._take(run)
+        run.stop()
+        if item.error is not None:
+            raise item.error
+
+    def _take(self, run: "_ReadThread") -> _Item:
+        self._refuse_older(run)
+        begun = time.perf_counter()
+        item = run.take()
+        self.waited_s += time.perf_counter() - begun
+        return item
+
+    def _refuse_older(self, run: "_ReadThread") -> None:
+        if run.stopped and self._run is not run:
+            raise RuntimeError("a newer iterator of this dataset has taken over")
+
+    def _end(self) -> None:
+        if self._run is not None:
+            self._run.stop()
+            self._run = None
 
 
 class _ReadThread:
@@ -184,7 +182,6 @@ class _ReadThread:
         self._halt = partial(dataset.halt, dataset.run)
         self._room = threading.Semaphore(depth)
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._ended = False
         self._thread = threading.Thread(
             target=self._read, args=(steps, window), name="prefetch", daemon=True
         )
@@ -192,11 +189,7 @@ class _ReadThread:
 
     def take(self) -> _Item:
         """The next step; waits for it."""
-        if self._ended:
-            return _Item(None, None)
-        item = self._items.get()
-        self._ended = item.step is None or item.step.position is None
-        return item
+        return self._items.get()
 
     def free(self) -> None:
         """A batch was taken: another one may be read."""
