@@ -1,18 +1,56 @@
-"""A large batch: some steps of an epoch, out of which each is taken on the device."""
+"""A large batch: some steps of an epoch, out of which each is taken on the device.
+
+A batch's own rows of features are most of what it needs: those of the nodes that its last hop
+found, which only the first layer reads.  In a `FusedBatch` they are not gathered, nor are edges
+into them renumbered: the layer aggregates the large batch's rows by the places of the sources.
+"""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from blockstore.kernels.random import make_key
 from clients.cut import BatchCutter, first_places
-from clients.large.second import SecondStage
+from clients.hashing import SIGN, draw_hash, node_key
 from clients.records import TensorRecord
 from clients.torch import Batch
+from loaderd.api.errors import Refused
+
+_KEPT = 6 << 60  # of keys, in place of a relation: no other draw has it
+
+
+class SecondStage:
+    """Keeps of each column that a step expands the draws with the smallest hashes.
+
+    The hash of a draw is `draw_hash` under the key (seed, epoch, step, hop) of its target's
+    original id and its slot, its place among the column's draws: independent of the first draws.
+    """
+
+    def __init__(self, fanouts: Sequence[int], seed: int, epoch: int, step: int) -> None:
+        """`fanouts`: draws that are kept by each hop, at most; -1 is all."""
+        self._fanouts = fanouts
+        self._keys = [make_key(seed, epoch, step, hop, _KEPT) for hop in range(len(fanouts))]
+
+    def __call__(self, hop: int, targets: Tensor, columns: Tensor, slots: Tensor) -> Tensor | None:
+        """int64, which draws of a hop are kept, ascending; None: all.
+
+        targets   int64 (draws,) original id of each draw's target
+        columns   int64 (draws,) place of its column among those that the hop expands, ascending
+        slots     int64 (draws,)
+        """
+        fanout = self._fanouts[hop]
+        if fanout < 0:
+            return None
+        hashes = draw_hash(node_key(self._keys[hop], targets), slots)
+        by_hash = torch.argsort(hashes ^ SIGN, stable=True)
+        order = by_hash[torch.argsort(columns[by_hash], stable=True)]
+        # columns stay where they are, so the ranks of a column's draws are its slots, permuted
+        return torch.sort(order[slots < fanout]).values
 
 
 class LargeBatch(TensorRecord):
@@ -145,3 +183,39 @@ def boundary_reads(whole: Batch, inner: Tensor) -> list[Tensor]:
         read[whole.edge_index[0, ends[hop] : ends[hop + 1]]] = True
         found.append(torch.nonzero(read & ~inner)[:, 0])
     return found
+
+
+@dataclass(slots=True, repr=False, kw_only=True)
+class FusedBatch(Batch):
+    """A batch whose `x` has the rows of the first layer's targets alone: of all hops but the last.
+
+    Give the model `exchange=FirstLayerRows(batch)`.
+    """
+
+    rows: Tensor  # (distinct nodes, width) of the large batch
+    places: Tensor  # int64 (num_nodes,) of the batch's nodes among these
+
+
+class FirstLayerRows:
+    """The `RowExchange` of a fused batch: its first layer has the large batch's rows as sources."""
+
+    def __init__(self, batch: FusedBatch) -> None:
+        self._batch, self._last = batch, len(batch.num_sampled_edges) - 1
+
+    def __call__(self, h: Tensor, edge_index: Tensor, hop: int) -> tuple[Tensor, Tensor]:
+        if hop != self._last:
+            return h, edge_index
+        batch = self._batch
+        return batch.rows, torch.stack([batch.places[edge_index[0]], edge_index[1]])
+
+
+def fused_batches(large: LargeBatch) -> Iterator[FusedBatch]:
+    """The batch of each step, in order.  Raises Refused: there are no features."""
+    rows = large.rows()
+    if rows is None:
+        raise Refused("fused batches: found a store without features, expected a vector a node")
+    rows = rows.float()
+    for batch, places in large.cuts():
+        own = {f.name: getattr(batch, f.name) for f in fields(Batch)}
+        own["x"] = rows[places[: sum(batch.num_sampled_nodes[:-1])]]
+        yield FusedBatch(**own, rows=rows, places=places)

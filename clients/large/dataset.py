@@ -21,8 +21,8 @@ from clients.large.batch import (
     PartitionDraws,
     SharedDraws,
     boundary_reads,
+    fused_batches,
 )
-from clients.large.fused import fused_batches
 from clients.large.reader import NewRowsReader, PartReader
 from clients.large.steps import EpochSteps, LargeSteps, PartitionSteps
 from clients.torch import Batch, Fanouts, NodeSampledDataset, SeededOptions, only_type

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from clients.large.batch import LargeBatch
-from clients.large.fused import FirstLayerRows, FusedBatch, fused_batches
+from clients.large.batch import FirstLayerRows, FusedBatch, LargeBatch, fused_batches
 from clients.models import Layered, OrderedLayer
 from clients.torch import Batch
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from clients.cut import BatchCutter
-from clients.large.second import SecondStage
+from clients.large.batch import SecondStage
 from clients.torch import Batch
 from tests.clients.batches import different_fields
 from tests.differences import flat

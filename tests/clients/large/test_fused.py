@@ -7,8 +7,7 @@ torch = pytest.importorskip("torch")
 
 from clients.aggregate import KERNELS  # noqa: E402
 from clients.large import order as orders  # noqa: E402
-from clients.large.batch import SharedDraws  # noqa: E402
-from clients.large.fused import FirstLayerRows, fused_batches  # noqa: E402
+from clients.large.batch import FirstLayerRows, SharedDraws, fused_batches  # noqa: E402
 from clients.large.order import Order, measure_order  # noqa: E402
 from clients.models import LAYERS, Layered, OrderedLayer  # noqa: E402
 from clients.torch import Batch  # noqa: E402

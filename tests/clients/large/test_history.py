@@ -13,9 +13,8 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402
 
 from clients.cut import cut_batch  # noqa: E402
-from clients.large.batch import PLACE  # noqa: E402
+from clients.large.batch import PLACE, FirstLayerRows, fused_batches  # noqa: E402
 from clients.large.dataset import LargeDataset  # noqa: E402
-from clients.large.fused import FirstLayerRows, fused_batches  # noqa: E402
 from clients.large.history import HistoricalEmbeddings, HistoryTables, TableSpec  # noqa: E402
 from clients.models import LAYERS, Layered  # noqa: E402
 from clients.ranks import Ranks  # noqa: E402
