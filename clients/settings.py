@@ -11,11 +11,12 @@ import torch
 from blockstore.errors import StoreError
 from clients.large.dataset import DRAWS
 from clients.large.history import DTYPES
-from clients.micrograph.training import MERGES, MIGRATE
+from clients.micrograph.training import MERGES, MIGRATE, HomeOptions
 from clients.models import LAYERS
 from clients.ranks import TIMEOUT_S, RankLost
 from loaderd.api.errors import DaemonError
 
+AUTO = "auto"  # in place of a number of time steps
 PLANS = ("auto", "minibatch", "hyperbatch", "macrobatch", "split", "large")
 HOME_ONLY = ("parts", "merge", "migrate", "sync_every")  # settings of placement "home"
 
@@ -116,6 +117,35 @@ def _check_owners(settings: Settings) -> None:
             f"input_type {settings.input_type!r}: found {found}, expected a store of one node type "
             "and no input_type"
         )
+
+
+def home_options(settings: Settings, num_ranks: int) -> HomeOptions:
+    """Those of placement "home".  Raises ValueError: they do not go together."""
+    parts, merge, migrate = settings.parts, settings.merge, settings.migrate
+    steps = 0 if parts == AUTO else int(parts) if parts.isascii() and parts.isdigit() else -1
+    if parts != AUTO and not 1 <= steps <= num_ranks:
+        raise ValueError(
+            f"parts {parts!r}: expected 1 to {num_ranks}, the number of ranks, or {AUTO!r}"
+        )
+    if settings.sync_every < 1:
+        raise ValueError(f"sync_every {settings.sync_every}: expected 1 or more")
+    several = f"sync_every {settings.sync_every}"
+    if settings.sync_every > 1 and merge != "model":
+        raise ValueError(
+            f"{several}, merge {merge!r}: expected merge 'model', as each model takes steps on "
+            "its own seeds alone; give --merge model"
+        )
+    if settings.sync_every > 1 and migrate != "always":
+        raise ValueError(
+            f"{several}, migrate {migrate!r}: expected 'always', as models differ between two "
+            "averages; give --migrate always"
+        )
+    if migrate == "always" and steps == 1:
+        raise ValueError(
+            "migrate 'always', parts '1': expected several time steps, between which models "
+            "travel; give --parts 2 or more, or leave --migrate out"
+        )
+    return HomeOptions(steps, merge == "model", migrate == "always", settings.sync_every)
 
 
 def _check_large(settings: Settings) -> None:

@@ -25,15 +25,14 @@ from torch import nn
 from torch.nn import functional
 
 from clients.dataset import SteppedDataset
-from clients.large.batch import PLACE, PartitionDraws
+from clients.large.batch import PLACE, FirstLayerRows, FusedBatch, PartitionDraws
 from clients.large.dataset import LargeDataset
-from clients.large.fused import FirstLayerRows, FusedBatch
 from clients.large.history import HistoricalEmbeddings, HistoryTables, TableSpec
 from clients.large.order import Order, measure_order
 from clients.large.padding import PaddedBatch, Padding
 from clients.large.replay import ReplayedStep, check_recordable
 from clients.micrograph.dataset import HomeBatch, HomeDataset
-from clients.micrograph.training import HomeOptions, HomeTraining
+from clients.micrograph.training import HomeTraining
 from clients.models import (
     LAYERS,
     DropoutKeys,
@@ -43,7 +42,14 @@ from clients.models import (
     RowExchange,
 )
 from clients.ranks import FlatGradients, Ranks, SplitPlace, joined
-from clients.settings import NotTrainable, Settings, check_settings, parse_fanouts, run_command
+from clients.settings import (
+    NotTrainable,
+    Settings,
+    check_settings,
+    home_options,
+    parse_fanouts,
+    run_command,
+)
 from clients.shuffle import Shuffle
 from clients.split import SplitBatch, SplitDataset
 from clients.torch import Batch, HeteroBatch, HeteroDataset, NeighborDataset, Prefetcher, prefetch
@@ -161,7 +167,7 @@ class Trainer:
         """`observe`: called with each batch that is trained on."""
         self._settings, self._ranks, self._observe = settings, ranks, observe
         check_settings(settings)
-        home = HomeOptions.of(settings, ranks.world_size) if settings.placement else None
+        home = home_options(settings, ranks.world_size) if settings.placement else None
         torch.manual_seed(settings.seed)
         self._device = ranks.device(settings.device)
         folder = Path(settings.checkpoint).parent
@@ -423,19 +429,21 @@ class Trainer:
             keys = DropoutKeys(self._settings.seed, batch.epoch, batch.step, ids)
         return sum_of_losses(self._logits(batch, keys), seed_labels(batch))
 
+    def _parts(self) -> dict[str, Any]:
+        """What a checkpoint has the states of, by name; it has the tables of histories, too."""
+        found = {
+            "model": self.model, "optimizer": self._optimizer, "data": self._data,
+            "padding": self.padding, "home": self._home,
+        }  # fmt: skip
+        return {name: part for name, part in found.items() if part is not None}
+
     def _save(self) -> None:
         """Rank 0 writes where all of them stand; whole or not at all."""
         path = self._settings.checkpoint
         if not path or self._ranks.rank:
             return
-        state = {
-            "model": self.model.state_dict(), "optimizer": self._optimizer.state_dict(),
-            "data": self._data.state_dict(), "steps": self._steps,
-            "order": None if self._order is None else tuple(self._order),
-            "padding": None if self.padding is None else self.padding.state_dict(),
-        }  # fmt: skip
-        if self._home is not None:
-            state["home"] = self._home.state_dict()
+        state = {name: part.state_dict() for name, part in self._parts().items()}
+        state |= {"steps": self._steps, "order": self._order and tuple(self._order)}
         if self.history is not None:
             state["history"] = self.history.tables.state_dict()
         torch.save(state, f"{path}.new")
@@ -453,21 +461,19 @@ class Trainer:
                         "draws 'partitions'; go on with the draws it was saved with"
                     )
                 self.history.tables.load_state_dict(state["history"], self._ranks)
-            self.model.load_state_dict(state["model"])
+            parts = self._parts()
+            parts.pop("model").load_state_dict(state["model"])
         except (UnpicklingError, EOFError, KeyError, TypeError, RuntimeError) as error:
             found = "another model" if "state_dict" in str(error) else "no checkpoint"
             raise ValueError(
                 f"checkpoint {path}: found {found}, expected one of this command with the same "
                 "--model, --hidden and store; give these, or another --checkpoint"
             ) from error
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._data.load_state_dict(state["data"])
+        for name, part in parts.items():
+            if state.get(name):
+                part.load_state_dict(state[name])
         self._steps, self._first_epoch = state["steps"], state["data"]["epoch"]
         self._order = Order(*state["order"]) if state.get("order") else None
-        if self.padding is not None and state.get("padding"):
-            self.padding.load_state_dict(state["padding"])
-        if self._home is not None and "home" in state:
-            self._home.load_state_dict(state["home"])
 
 
 def train(

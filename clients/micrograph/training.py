@@ -1,72 +1,74 @@
 """Training with home placement: what `clients.train --placement home` does in each iteration."""
 
 import time
-from typing import Any, NamedTuple, Protocol, Self
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor, distributed
 from torch.optim import Optimizer
 
 from clients.micrograph.dataset import HomeBatch, HomeDataset
 from clients.micrograph.merging import MergeSearch
-from clients.micrograph.updates import Averaging, HomeUpdates, LossOf
+from clients.micrograph.visits import visit_batches
 from clients.ranks import FlatGradients, Ranks
+from clients.torch import Batch
 
-AUTO = "auto"  # in place of a number of time steps
 MERGES = ("server", "model")
 MIGRATE = ("never", "always")
-
-
-class HomeSettings(Protocol):
-    """Settings of a training command, as a user gives them."""
-
-    @property
-    def parts(self) -> str: ...
-    @property
-    def merge(self) -> str: ...
-    @property
-    def migrate(self) -> str: ...
-    @property
-    def sync_every(self) -> int: ...
+LossOf = Callable[[Batch], tuple[Tensor, Tensor]]  # summed over labelled seeds, and how many
 
 
 class HomeOptions(NamedTuple):
-    """How models visit the owners of their seeds."""
+    """How models visit the owners of their seeds, and are kept together."""
 
-    time_steps: int  # of an iteration; 0: they are searched for
-    by_model: bool  # seeds of time steps that are left out go to others of their model
-    averaging: Averaging
+    time_steps: int = 1  # of an iteration; 0: they are searched for
+    by_model: bool = False  # seeds of time steps that are left out go to others of their model
+    migrate: bool = False  # models travel between time steps; they must with `sync_every` over 1
+    # optimizer steps between two averages of the models; 1: gradients are added up in each step,
+    # so that all models are one
+    sync_every: int = 1
 
-    @classmethod
-    def of(cls, wanted: HomeSettings, num_ranks: int) -> Self:
-        """Raises ValueError: options that do not go together."""
-        parts, merge, migrate = wanted.parts, wanted.merge, wanted.migrate
-        steps = 0 if parts == AUTO else int(parts) if parts.isascii() and parts.isdigit() else -1
-        if parts != AUTO and not 1 <= steps <= num_ranks:
-            raise ValueError(
-                f"parts {parts!r}: expected 1 to {num_ranks}, the number of ranks, or {AUTO!r}"
-            )
-        if wanted.sync_every < 1:
-            raise ValueError(f"sync_every {wanted.sync_every}: expected 1 or more")
-        several = f"sync_every {wanted.sync_every}"
-        if wanted.sync_every > 1 and merge != "model":
-            raise ValueError(
-                f"{several}, merge {merge!r}: expected merge 'model', as each model takes steps on "
-                "its own seeds alone; give --merge model"
-            )
-        if wanted.sync_every > 1 and migrate != "always":
-            raise ValueError(
-                f"{several}, migrate {migrate!r}: expected 'always', as models differ between two "
-                "averages; give --migrate always"
-            )
-        if migrate == "always" and steps == 1:
-            raise ValueError(
-                "migrate 'always', parts '1': expected several time steps, between which models "
-                "travel; give --parts 2 or more, or leave --migrate out"
-            )
-        return cls(steps, merge == "model", Averaging(wanted.sync_every, migrate == "always"))
+
+class RankRing:
+    """The ranks in their order, on a process group of their own: nothing else waits for it."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        """All ranks make theirs at the same time."""
+        self._ranks, self._group = ranks, None
+        if ranks.world_size > 1:
+            limit = timedelta(seconds=ranks.timeout_s)
+            self._group = distributed.new_group(timeout=limit)
+
+    def shift(self, values: Tensor, hops: int) -> None:
+        """Put the values of the rank `hops` before this one in place of its own, 1-d.
+
+        Both transfers are posted together, so that no two ranks wait for each other.
+        """
+        rank, world = self._ranks.rank, self._ranks.world_size
+        if hops % world == 0:
+            return
+        arriving = torch.empty_like(values)
+        posted = distributed.batch_isend_irecv(
+            [
+                distributed.P2POp(distributed.isend, values, (rank + hops) % world, self._group),
+                distributed.P2POp(distributed.irecv, arriving, (rank - hops) % world, self._group),
+            ]
+        )
+        for transfer in posted:
+            transfer.wait()
+        values.copy_(arriving)
 
 
 class HomeTraining:
-    """Iterations of one rank, and the search for the number of their time steps."""
+    """Iterations on the batches of one rank, and the search for the number of their time steps.
+
+    With `sync_every` 1 parameters do not change between the time steps of an iteration, and a sum
+    of gradients does not depend on the model to which a part of it is booked.  So migration changes
+    the gradient by rounding alone, and so does each number of time steps.  With more, each model
+    takes its optimizer steps on its own seeds, and travels with its optimizer's state.
+    """
 
     def __init__(
         self,
@@ -78,7 +80,12 @@ class HomeTraining:
     ) -> None:
         """All ranks make theirs at the same time."""
         self._options, self._data, self._ranks = options, data, ranks
-        self._updates = HomeUpdates(gradients, optimizer, ranks, options.averaging)
+        self._gradients, self._optimizer = gradients, optimizer
+        self._ring = RankRing(ranks) if options.migrate else None
+        # the model here is that of the rank so many before this one; None: all models are one
+        self._time: int | None = None
+        self._sums = torch.zeros(2, dtype=torch.float64)  # losses since the last average
+        self.averaged = True  # all ranks have the same model
         self._search: MergeSearch | None = None
         if not options.time_steps:
             self._search = MergeSearch(ranks.world_size, time.monotonic)
@@ -86,11 +93,6 @@ class HomeTraining:
     @property
     def time_steps(self) -> int:
         return self._options.time_steps if self._search is None else self._search.time_steps
-
-    @property
-    def averaged(self) -> bool:
-        """All ranks have the same model."""
-        return self._updates.averaged
 
     def begin_epoch(self) -> None:
         """On all ranks, before batches of an epoch are read."""
@@ -103,14 +105,73 @@ class HomeTraining:
             self._search.begin_epoch()
 
     def update(self, batch: HomeBatch, loss_of: LossOf) -> tuple[float, int]:
-        """One iteration: as `HomeUpdates.take`."""
+        """Train one iteration: sum of the losses, and how many, on all ranks together.
+
+        With `sync_every` the sums are those since the last average, and 0 before the next one;
+        models are averaged after the last iteration of an epoch, in any case.
+        """
+        gradients, ranks = self._gradients, self._ranks
         last = batch.step == len(self._data) - 1
-        kept = self._ranks.world_size if self._options.by_model else self.time_steps
-        found = self._updates.take(batch, kept, loss_of, last)
+        # merged by model, seeds have come so from the daemon; by server, they stay on their rank
+        kept = ranks.world_size if self._options.by_model else self.time_steps
+        gradients.clear()
+        for at, visit in visit_batches(batch, ranks.rank, ranks.world_size, kept):
+            self._travel(at)
+            if visit.batch_size:
+                gradients.add(*loss_of(visit))
+        alone = self._options.sync_every > 1
+        found = gradients.mean(everywhere=not alone)
+        self._optimizer.step()
+        if alone:
+            self._sums += torch.tensor(found, dtype=torch.float64)
+            self.averaged = last or (batch.step + 1) % self._options.sync_every == 0
+            found = self._average() if self.averaged else (0.0, 0)
+        else:
+            self._time = None
         if last and self._search is not None:
             self._search.end_epoch()
             self._agree(self._search)
         return found
+
+    def _travel(self, at: int) -> None:
+        """Have the model of this time step here."""
+        before, self._time = self._time, at
+        if self._ring is None or before is None or before == at:
+            return
+        parts = [self._gradients.flat]
+        if self._options.sync_every > 1:
+            parts += self._model()
+        values = torch.cat([part.flatten() for part in parts])
+        self._ring.shift(values, at - before)
+        _scatter(values, parts)
+
+    def _average(self) -> tuple[float, int]:
+        """Put the mean of all models, and of their optimizers' state, in the place of each.
+
+        With the state, all ranks go on from one point: what rank 0 saves is all there is to save.
+        """
+        parts = self._model()
+        values = torch.cat([part.flatten() for part in parts])
+        self._ranks.add_up(values)
+        _scatter(values / self._ranks.world_size, parts)
+        self._time = None
+        loss, labelled = self._ranks.total(*self._sums.tolist())
+        self._sums.zero_()
+        return loss, int(labelled)
+
+    def _model(self) -> list[Tensor]:
+        """Parameters, and what the optimizer keeps of each: nothing before its first step.
+
+        Numbers of steps are no part of it: they are the same for all models.
+        """
+        found = [p.detach() for group in self._optimizer.param_groups for p in group["params"]]
+        kept = [
+            value
+            for state in self._optimizer.state.values()
+            for name, value in state.items()
+            if isinstance(value, Tensor) and name != "step"
+        ]
+        return found + kept
 
     def _agree(self, search: MergeSearch) -> None:
         """Clocks differ: rank 0 decides."""
@@ -126,3 +187,11 @@ class HomeTraining:
         """A search begins from scratch if none was asked for when the state was saved."""
         if self._search is not None and state:
             self._search.load_state_dict(state)
+
+
+def _scatter(values: Tensor, parts: list[Tensor]) -> None:
+    """Flat values to the tensors that they were made of."""
+    for part, own in zip(
+        parts, values.split_with_sizes([part.numel() for part in parts]), strict=True
+    ):
+        part.copy_(own.view_as(part))

@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from clients.cut import cut_batch
 from clients.micrograph.dataset import HomeBatch
-from clients.micrograph.updates import Averaging, HomeUpdates
+from clients.micrograph.training import HomeOptions, HomeTraining
 from clients.ranks import FlatGradients, Ranks
 from clients.torch import Batch
 from clients.train import UNLABELLED, sum_of_losses
@@ -71,19 +71,19 @@ def at_home(ranks: Ranks, case: HomeCase) -> Trained:
     model, losses, counts = model_of(case.plain), [], []
     gradients = FlatGradients(model, ranks)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    updates = HomeUpdates(gradients, optimizer, ranks, Averaging(case.sync_every, case.migrate))
+    options = HomeOptions(case.time_steps, case.merge == "model", case.migrate, case.sync_every)
+    data: Any = range(case.steps)  # has as many batches
+    training = HomeTraining(options, data, gradients, optimizer, ranks)
 
     def loss_of(batch: Batch) -> tuple[Tensor, Tensor]:
         assert batch.y is not None
         return sum_of_losses(logits_of(model, batch), batch.y[: batch.batch_size])
 
-    kept = case.time_steps if case.merge == "server" else case.ranks
-    for step in range(case.steps):
-        last = step == case.steps - 1
-        loss, count = updates.take(home_batch(case, step, ranks.rank), kept, loss_of, last)
+    for step in data:
+        loss, count = training.update(home_batch(case, step, ranks.rank), loss_of)
         losses.append(loss)
         counts.append(count)
-    assert updates.averaged
+    assert training.averaged
     return _trained(model, losses, counts)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from clients.micrograph.migrate import RankRing  # noqa: E402
+from clients.micrograph.training import RankRing  # noqa: E402
 from clients.ranks import Ranks  # noqa: E402
 from tests.ranks import pool  # noqa: E402
 
