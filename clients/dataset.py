@@ -14,9 +14,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from clients.connection.backoff import Backoff
 from clients.connection.buffers import BufferPool, Memory
-from clients.connection.place import find_endpoint
+from clients.connection.place import Backoff, find_endpoint
 from clients.connection.position import Position, check_resolved, dump_state, parse_state
 from clients.connection.remote import open_session
 from clients.connection.request import checked_epoch, checked_request

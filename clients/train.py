@@ -29,8 +29,7 @@ from clients.large.batch import PLACE, FirstLayerRows, FusedBatch, PartitionDraw
 from clients.large.dataset import LargeDataset
 from clients.large.history import HistoricalEmbeddings, HistoryTables, TableSpec
 from clients.large.order import Order, measure_order
-from clients.large.padding import PaddedBatch, Padding
-from clients.large.replay import ReplayedStep, check_recordable
+from clients.large.padding import PaddedBatch, Padding, ReplayedStep, check_recordable
 from clients.micrograph.dataset import HomeBatch, HomeDataset
 from clients.micrograph.training import HomeTraining
 from clients.models import (

@@ -1,8 +1,13 @@
-"""From descriptors of hop-wise batches to tensors: views of the arena, or one copy out of it."""
+"""Readers of hop-wise batches.
+
+From a daemon's descriptors: views of the arena, or one copy out of it; out of a store's files, read
+by this process; or out of rows that lie on a device.
+"""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from blockstore.format import RowArray
+from blockstore.io.gds import HostReader
 from blockstore.kernels.rows import gather_hops
+from blockstore.store import BlockedFile, FileRange, open_store
 from clients.batch import ArenaReader, numpy_dtype, to_tensor
 from clients.connection.buffers import Memory
 from clients.connection.session import Session
 from clients.records import TensorRecord
-from loaderd.api.protocol import Blob, ChunkReady
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Attached, Blob, ChunkReady
+from loaderd.plans.chunks import HopPlan
 
 LABEL, NODES = "y", "n_id"  # arrays that are not hops
 _ALIGN = 64
@@ -171,3 +181,111 @@ class HopReader(ArenaReader):
             shaped = array.reshape(rows, *spec.row_shape)
             found[i] = row_tensor(spec.name, shaped, spec.dtype)
         return found
+
+
+class _File:
+    def __init__(self, array: RowArray, file: BlockedFile) -> None:
+        self.array, self.file, self.reader = array, file, HostReader(file)
+
+    def ranges(self, rows: NDArray[np.int64]) -> list[FileRange]:
+        """Where ranges of rows lie, int64 (ranges, 2)."""
+        width = self.array.row_bytes
+        return [r for a, b in rows.tolist() for r in self.file.row_ranges(width, a, b)]
+
+
+class FileReader:
+    """Reads the batches of one session; of `epoch`, which is set before."""
+
+    def __init__(self, folder: Path, plan: HopPlan, attached: Attached, memory: Memory) -> None:
+        """Raises Refused: these are not the files that the daemon serves; StoreError."""
+        store, resolved = open_store(folder), attached.resolved
+        if store.manifest.fingerprint != resolved.fingerprint:
+            raise Refused(
+                f"{folder}: the store has fingerprint {store.manifest.fingerprint}, expected "
+                f"{resolved.fingerprint}, that of the store which the daemon serves"
+            )
+        found = next(t for t in store.manifest.types if t.name == resolved.seed_type)
+        hops = found.hops[resolved.seeds.removeprefix("split:")]
+        self.epoch = 0
+        self._plan, self._memory = plan, memory
+        self._files: dict[str, _File] = {}
+        for spec in attached.rows:
+            operator, _, hop = spec.name.rpartition(":")
+            array = {LABEL: hops.label, NODES: hops.nodes}.get(spec.name)
+            array = hops.operators[operator][int(hop)] if array is None else array
+            self._files[spec.name] = _File(array, store.rows(array))
+
+    def read(self, step: int) -> HopBatch:
+        """The batch of a step.  Raises CorruptBlock, OSError."""
+        unit = self._plan.unit(self.epoch, step)
+        rows = self._plan.ranges(unit)
+        num = unit.num_seeds
+        input_id = self._memory.empty((num,), np.int64)
+        self._plan.rows(unit, input_id)
+        arrays = {
+            name: row_tensor(name, self._read(name, rows, num), file.array.dtype)
+            for name, file in self._files.items()
+        }
+        return hop_batch(arrays, input_id, self.epoch, step)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.reader.close()
+
+    def _read(self, name: str, rows: NDArray[np.int64], num: int) -> NDArray[Any]:
+        file = self._files[name]
+        array, ranges = file.array, file.ranges(rows)
+        shape, dtype = (num, *array.row_shape), numpy_dtype(array)
+        if name not in (LABEL, NODES):
+            return self._memory.filed(ranges, file.reader.read, shape, dtype)
+        out = self._memory.empty(shape, dtype)
+        file.reader.read(ranges, out.reshape(-1).view(np.uint8))
+        return out
+
+
+class ResidentRows:
+    """The arrays of a split, whole, on one device, out of which batches of `plan` are drawn.
+
+    Nothing is asked of the daemon; `epoch` is set before each epoch.
+    """
+
+    def __init__(
+        self, batches: Iterable[HopBatch], plan: HopPlan, device: torch.device | str
+    ) -> None:
+        """Take all rows, batch by batch, in the stored order."""
+        self.plan, self.epoch = plan, 0
+        num_rows = plan.resolved.num_seeds
+        self.device = torch.device(device)
+        self.x: list[Tensor] = []
+        self.y: Tensor | None = None
+        self.n_id = torch.empty(num_rows, dtype=torch.int64, device=self.device)
+        at = 0
+        for batch in batches:
+            if at == 0:
+                self.x = [self._empty(num_rows, tensor) for tensor in batch.x]
+                self.y = None if batch.y is None else self._empty(num_rows, batch.y)
+            stop = at + batch.n_id.numel()
+            for own, tensor in zip(self.x, batch.x, strict=True):
+                own[at:stop] = tensor
+            if self.y is not None and batch.y is not None:
+                self.y[at:stop] = batch.y
+            self.n_id[at:stop] = batch.n_id
+            at = stop
+        assert at == num_rows
+
+    def _empty(self, num_rows: int, like: Tensor) -> Tensor:
+        return torch.empty((num_rows, *like.shape[1:]), dtype=like.dtype, device=self.device)
+
+    def read(self, step: int) -> HopBatch:
+        """The batch of a step of `epoch`: one gather an array."""
+        unit = self.plan.unit(self.epoch, step)
+        rows = np.empty(unit.num_seeds, np.int64)
+        self.plan.rows(unit, rows)
+        input_id = torch.from_numpy(rows).to(self.device)
+        x = [tensor.index_select(0, input_id) for tensor in self.x]
+        y = None if self.y is None else self.y.index_select(0, input_id)
+        n_id = self.n_id.index_select(0, input_id)
+        return HopBatch(x, y, n_id, input_id, self.epoch, step)
+
+    def close(self) -> None:
+        """There is nothing to end."""

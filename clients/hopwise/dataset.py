@@ -1,17 +1,15 @@
 """Hop-wise batches as torch tensors: rows of features and of what operators made of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import msgspec
-import numpy as np
 import torch
 from msgspec import structs
-from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from clients.connection.backoff import Backoff
+from clients.connection.place import Backoff
 from clients.connection.position import Position
 from clients.connection.session import Session
 from clients.dataset import (
@@ -22,60 +20,11 @@ from clients.dataset import (
     make_request,
 )
 from clients.hopwise.advice import device_bytes, take_advice
-from clients.hopwise.batch import LABEL, NODES, HopBatch, HopReader
-from clients.hopwise.files import FileReader
+from clients.hopwise.batch import LABEL, NODES, FileReader, HopBatch, HopReader, ResidentRows
 from loaderd.api.errors import Refused
 from loaderd.api.placement import TRAINING_BYTES, HopAdvice, parse_advice
 from loaderd.plans.base import Part
 from loaderd.plans.chunks import METHOD_OF, PLAN_OF, HopPlan
-
-
-class ResidentRows:
-    """The arrays of a split, whole, on one device, out of which batches of `plan` are drawn.
-
-    Nothing is asked of the daemon; `epoch` is set before each epoch.
-    """
-
-    def __init__(
-        self, batches: Iterable[HopBatch], plan: HopPlan, device: torch.device | str
-    ) -> None:
-        """Take all rows, batch by batch, in the stored order."""
-        self.plan, self.epoch = plan, 0
-        num_rows = plan.resolved.num_seeds
-        self.device = torch.device(device)
-        self.x: list[Tensor] = []
-        self.y: Tensor | None = None
-        self.n_id = torch.empty(num_rows, dtype=torch.int64, device=self.device)
-        at = 0
-        for batch in batches:
-            if at == 0:
-                self.x = [self._empty(num_rows, tensor) for tensor in batch.x]
-                self.y = None if batch.y is None else self._empty(num_rows, batch.y)
-            stop = at + batch.n_id.numel()
-            for own, tensor in zip(self.x, batch.x, strict=True):
-                own[at:stop] = tensor
-            if self.y is not None and batch.y is not None:
-                self.y[at:stop] = batch.y
-            self.n_id[at:stop] = batch.n_id
-            at = stop
-        assert at == num_rows
-
-    def _empty(self, num_rows: int, like: Tensor) -> Tensor:
-        return torch.empty((num_rows, *like.shape[1:]), dtype=like.dtype, device=self.device)
-
-    def read(self, step: int) -> HopBatch:
-        """The batch of a step of `epoch`: one gather an array."""
-        unit = self.plan.unit(self.epoch, step)
-        rows = np.empty(unit.num_seeds, np.int64)
-        self.plan.rows(unit, rows)
-        input_id = torch.from_numpy(rows).to(self.device)
-        x = [tensor.index_select(0, input_id) for tensor in self.x]
-        y = None if self.y is None else self.y.index_select(0, input_id)
-        n_id = self.n_id.index_select(0, input_id)
-        return HopBatch(x, y, n_id, input_id, self.epoch, step)
-
-    def close(self) -> None:
-        """There is nothing to end."""
 
 
 class HopOptions(DatasetOptions, total=False):

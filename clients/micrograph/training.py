@@ -1,19 +1,25 @@
-"""Training with home placement: what `clients.train --placement home` does in each iteration."""
+"""Training with home placement: what `clients.train --placement home` does in each iteration.
+
+Models visit the owners of their seeds.  Source of the schedule: LeapGNN
+(docs/derivations/micrographs.md).
+"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, distributed
 from torch.optim import Optimizer
 
+from clients.cut import BatchCutter
 from clients.micrograph.dataset import HomeBatch, HomeDataset
-from clients.micrograph.merging import MergeSearch
-from clients.micrograph.visits import visit_batches
 from clients.ranks import FlatGradients, Ranks
 from clients.torch import Batch
+from loaderd.plans.home import merge_times, times_of
 
 MERGES = ("server", "model")
 MIGRATE = ("never", "always")
@@ -29,6 +35,99 @@ class HomeOptions(NamedTuple):
     # optimizer steps between two averages of the models; 1: gradients are added up in each step,
     # so that all models are one
     sync_every: int = 1
+
+
+class ModelVisit(NamedTuple):
+    """A time step of an iteration, as rank s sees it: model (s - time) mod N is there."""
+
+    time: int
+    seeds: NDArray[np.int64]  # places among those of the rank's batch; there may be none
+
+
+def plan_visits(
+    seed_rank: NDArray[np.int64], rank: int, num_ranks: int, time_steps: int
+) -> list[ModelVisit]:
+    """The visits to a rank in an iteration, at the same times on all ranks.
+
+    seed_rank    of `HomeBatch`
+    time_steps   that are left after merging by server: seeds stay on their rank
+
+    Time steps at which no rank has seeds are left out.
+    """
+    times = times_of(seed_rank, num_ranks)
+    if time_steps < num_ranks:
+        times = merge_times(times, seed_rank, num_ranks, time_steps)
+    own = times[seed_rank == rank]
+    return [ModelVisit(time, np.flatnonzero(own == time)) for time in np.unique(times).tolist()]
+
+
+def visit_batches(
+    batch: HomeBatch, rank: int, num_ranks: int, time_steps: int
+) -> Iterator[tuple[int, Batch]]:
+    """(time step, its batch) of each visit: the batch of its seeds alone, cut out of the rank's."""
+    found = plan_visits(batch.seed_rank.cpu().numpy(), rank, num_ranks, time_steps)
+    if len(found) == 1:
+        yield found[0].time, batch
+        return
+    cutter = BatchCutter(batch)
+    for visit in found:
+        seeds = torch.from_numpy(visit.seeds).to(batch.n_id.device)
+        yield visit.time, cutter.batch(seeds)
+
+
+class MergeSearch:
+    """Looks for the number of time steps with the fastest epochs; knows nothing but the time.
+
+    The first epoch has one time step for each rank.  After each epoch that was faster than the one
+    before there is one less; the first that was not takes that back, and ends the search.
+    """
+
+    def __init__(self, num_ranks: int, clock: Callable[[], float]) -> None:
+        """`clock`: gives seconds, as `time.monotonic`."""
+        self.time_steps = num_ranks
+        self.ended = num_ranks == 1
+        self._num_ranks, self._clock = num_ranks, clock
+        self._before = float("inf")  # seconds of the epoch before
+        self._spent = 0.0  # seconds of this epoch, before it was gone on with
+        self._begun = clock()
+
+    def begin_epoch(self) -> None:
+        """An epoch begins, or goes on where a state was saved."""
+        self._begun = self._clock()
+
+    def end_epoch(self) -> None:
+        """Decide the time steps of the next one."""
+        seconds, self._spent, self._begun = self._seconds, 0.0, self._clock()
+        if self.ended:
+            return
+        if seconds >= self._before:
+            self.time_steps += 1
+            self.ended = True
+            return
+        self._before = seconds
+        # one time step is left: there are none to merge
+        self.ended = self.time_steps == 1
+        self.time_steps = max(1, self.time_steps - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values: where the search stands, in the middle of an epoch, too."""
+        return {
+            "num_ranks": self._num_ranks, "time_steps": self.time_steps, "ended": self.ended,
+            "before": self._before, "spent": self._seconds,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with a search; one with another number of ranks begins from scratch."""
+        if state["num_ranks"] != self._num_ranks:
+            return
+        self.time_steps, self.ended = state["time_steps"], state["ended"]
+        self._before, self._spent = state["before"], state["spent"]
+        self._begun = self._clock()
+
+    @property
+    def _seconds(self) -> float:
+        """Of this epoch, so far."""
+        return self._spent + self._clock() - self._begun
 
 
 class RankRing:

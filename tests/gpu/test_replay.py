@@ -4,8 +4,7 @@ import torch
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from clients.large.padding import PaddedBatch, Padding
-from clients.large.replay import ReplayedStep
+from clients.large.padding import PaddedBatch, Padding, ReplayedStep
 from clients.models import LAYERS, Layered
 from clients.torch import Batch
 from tests.differences import flat

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import clients.large.replay  # noqa: E402
+import clients.large.padding  # noqa: E402
 import clients.models  # noqa: E402
 import clients.train  # noqa: E402
 from clients.large.order import Order  # noqa: E402
@@ -125,7 +125,7 @@ def test_replayed_steps_train_what_steps_of_padded_batches_train(served, monkeyp
             warm_up()
         return lambda: replayed.append(run())
 
-    monkeypatch.setattr(clients.large.replay, "record", run_again)
+    monkeypatch.setattr(clients.large.padding, "record", run_again)
     given = settings(served, plan="large", epochs=3)
     with monkeypatch.context() as patched:
         patched.setattr(clients.train, "check_recordable", lambda *_: None)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from clients.micrograph.merging import MergeSearch
+from clients.micrograph.training import MergeSearch
 
 
 class Clock:

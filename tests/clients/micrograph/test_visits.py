@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from clients.cut import cut_batch  # noqa: E402
-from clients.micrograph.visits import plan_visits, visit_batches  # noqa: E402
+from clients.micrograph.training import plan_visits, visit_batches  # noqa: E402
 from loaderd.plans.base import Part, share  # noqa: E402
 from tests.clients.batches import different_fields  # noqa: E402
 from tests.clients.micrograph.home_trainer import HomeCase, home_batch  # noqa: E402

@@ -2,7 +2,7 @@
 
 import pytest
 
-from clients.connection.backoff import FIRST_S, MOST_S, Backoff
+from clients.connection.place import FIRST_S, MOST_S, Backoff
 
 
 class Clock:
