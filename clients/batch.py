@@ -19,6 +19,7 @@ from blockstore.kernels.rows import expand_counts, gather_rows, scatter_rows
 from blockstore.kernels.typed import order_by_type, place_edges, type_new_nodes
 from clients.connection.buffers import Memory
 from clients.connection.session import Session
+from clients.records import to_tensor
 from loaderd.api.contents import RowArraySpec
 from loaderd.api.errors import BadMessage
 from loaderd.api.protocol import BatchReady, Blob, BlobArray, RowGroup
@@ -66,15 +67,6 @@ def numpy_dtype(array: RowArraySpec | RowArray) -> str:
     return "uint16" if array.dtype == "bfloat16" else array.dtype
 
 
-def to_tensor(array: NDArray[Any], dtype: str, is_label: bool = False) -> Tensor:
-    """The tensor over an array of a store dtype; labels that are integers become int64."""
-    if dtype == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    if is_label and array.dtype.kind in "iu":
-        return torch.from_numpy(array.astype(np.int64, copy=False))
-    return torch.from_numpy(array)
-
-
 class ArenaReader:
     """What readers of a session's batches have in common, whatever batches they make."""
 
@@ -111,9 +103,7 @@ class ArenaReader:
     def _narrow(self, blob: Blob, array: BlobArray) -> NDArray[Any]:
         """In its own dtype; in place where it lies in one piece."""
         pieces = list(self._session.views(blob, array))
-        if len(pieces) == 1:
-            return pieces[0][1]
-        return self._copy(blob, array, np.empty(array.length, array.dtype))
+        return pieces[0][1] if len(pieces) == 1 else self._writable(blob, array)
 
     def _writable(self, blob: Blob, array: BlobArray) -> NDArray[Any]:
         """A copy for a kernel: numba takes long to tell the type of a read-only array."""
@@ -125,14 +115,12 @@ class ArenaReader:
         in_place = ready.rows.last and arena.size > 0
         self._pool.received(arena, list(zip(specs, num_rows, strict=True)) if in_place else [])
 
-    def _room(self, spec: RowArraySpec, num_rows: int) -> NDArray[Any]:
-        shape = (num_rows, *spec.row_shape)
-        return self._pool.rows(spec, shape, numpy_dtype(spec))
-
-    def _rooms(self, counts: Sequence[int]) -> dict[str, NDArray[Any]]:
-        """For so many rows of each row array."""
-        specs = self._session.attached.rows
-        return {s.name: self._room(s, count) for s, count in zip(specs, counts, strict=True)}
+    def _rooms(self, pool: Memory, counts: Sequence[int]) -> dict[str, NDArray[Any]]:
+        """Arrays in `pool` for so many rows of each row array."""
+        return {
+            spec.name: pool.rows(spec, (count, *spec.row_shape), numpy_dtype(spec))
+            for spec, count in zip(self._session.attached.rows, counts, strict=True)
+        }
 
     def _release(self, group: RowGroup) -> None:
         """Give a row group back once it is copied, unless its run has ended by then."""
@@ -252,17 +240,16 @@ class BatchReader(ArenaReader):
         wanted = () if self._single else ("src", "ends")  # what the order of the nodes depends on
         views = {n: self._narrow(ready.structure, named[n]) for n in wanted if n in named}
         nodes = self._order_nodes(ready, views)
-        items = self._wanted(ready, named, nodes)
+        items = self._wanted(ready, nodes)
         counts = [items.count(t) for t in self._row_types]
         self._announce(ready, counts)
-        rows = self._rooms(counts)
+        rows = self._rooms(self._pool, counts)
         batch = self._structure(ready, named, nodes, views)
         self._gather_groups(ready, items, rows)
         return batch | self._row_fields(rows)
 
-    def _wanted(self, ready: BatchReady, named: Named, nodes: ItemOrder) -> ItemOrder:
+    def _wanted(self, ready: BatchReady, nodes: ItemOrder) -> ItemOrder:
         """What rows are wanted of."""
-        del named
         if not self._session.attached.resolved.edge_features:
             return nodes
         return _with_edges(nodes, ready, self._edge_starts(ready)[1])
@@ -317,10 +304,10 @@ class BatchReader(ArenaReader):
             "edge_weight": by_relation("edge_weight", np.float32, [r.weights for r in info]),
             "edge_time": by_relation("edge_time", np.int64, [r.times for r in info]),
         }
-        if "ends" in named:
-            found["ends"] = (
-                whole("ends") if self._single else torch.from_numpy(nodes.place[views["ends"]])
-            )
+        if "ends" in named and self._single:
+            found["ends"] = whole("ends")
+        elif "ends" in named:
+            found["ends"] = torch.from_numpy(nodes.place[views["ends"]])
         if "seed_rank" in named:
             found["seed_rank"] = whole("seed_rank")
         if "store_id" in named:

@@ -1,10 +1,12 @@
-"""What all batches share: records with tensors in them, moved as a whole."""
+"""What all batches share: tensors over rows of a store, and records of them, moved as a whole."""
 
 from collections.abc import Callable
 from dataclasses import Field, fields
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -50,6 +52,15 @@ class TensorRecord:
         self, tensor: Callable[[Tensor], Any], record: Callable[[Any], Any]
     ) -> dict[str, Any]:
         return {f.name: _mapped(getattr(self, f.name), tensor, record) for f in fields(self)}
+
+
+def to_tensor(array: NDArray[Any], dtype: str, is_label: bool = False) -> Tensor:
+    """The tensor over an array of a store dtype; labels that are integers become int64."""
+    if dtype == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if is_label and array.dtype.kind in "iu":
+        return torch.from_numpy(array.astype(np.int64, copy=False))
+    return torch.from_numpy(array)
 
 
 def copy_to_gpu(tensor: Tensor, device: torch.device, non_blocking: bool = True) -> Tensor:

@@ -199,7 +199,7 @@ class SplitReader(BatchReader):
             self._pool.received(self._session.attachment.data, [])
         else:
             self._announce(ready, counts)
-        rows = self._rooms(counts)
+        rows = self._rooms(self._pool, counts)
         self._gather_groups(ready, items, rows)
         if "y" in rows:  # no loss is computed for remote nodes
             rows["y"] = rows["y"][: own.size]

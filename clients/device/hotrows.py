@@ -1,7 +1,5 @@
 """The rows that batches want most, kept on a device: which they are, and who has which."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -28,13 +26,6 @@ class Frequencies:
         return torch.sort(self._ids[order[self._counts[order] > 1]]).values
 
 
-class Hits(NamedTuple):
-    """How a batch fared."""
-
-    slots: Tensor  # int64 (nodes,) row in the cache; -1: not there
-    rows: Tensor  # uint8 (cached, row_bytes)
-
-
 class HotRows:
     """Rows of some nodes on the device; each is taken from the first batch that brings it."""
 
@@ -59,15 +50,18 @@ class HotRows:
         """Whether no more rows are taken."""
         return self._there is None
 
-    def look_up(self, n_id: Tensor) -> Hits:
-        """Which nodes of a batch, int64 (nodes,), have their row here.  Waits for no device."""
+    def look_up(self, n_id: Tensor) -> tuple[Tensor, Tensor]:
+        """Which nodes of a batch, int64 (nodes,), have their row here.  Waits for no device.
+
+        Returns int64 (nodes,), the row of each or -1, and the rows, uint8 (cached, row_bytes).
+        """
         if not self._ids.numel():
-            return Hits(torch.full_like(n_id, -1), self._rows)
+            return torch.full_like(n_id, -1), self._rows
         at = torch.searchsorted(self._ids, n_id).clamp_(max=self._ids.numel() - 1)
         here = self._ids[at] == n_id
         if self._there is not None:
             here &= self._there[at]
-        return Hits(torch.where(here, at, -1), self._rows)
+        return torch.where(here, at, -1), self._rows
 
     def learn(self, n_id: Tensor, rows: Tensor) -> float:
         """Take the rows that are wanted here and not there yet; the share that is there then.

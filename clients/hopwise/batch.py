@@ -19,10 +19,10 @@ from blockstore.format import RowArray
 from blockstore.io.gds import HostReader
 from blockstore.kernels.rows import gather_hops
 from blockstore.store import BlockedFile, FileRange, open_store
-from clients.batch import ArenaReader, numpy_dtype, to_tensor
+from clients.batch import ArenaReader, numpy_dtype
 from clients.connection.buffers import Memory
 from clients.connection.session import Session
-from clients.records import TensorRecord
+from clients.records import TensorRecord, to_tensor
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attached, Blob, ChunkReady
 from loaderd.plans.chunks import HopPlan

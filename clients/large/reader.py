@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blockstore.kernels.renumber import NodeTable, enter_seeds, renumber
-from clients.batch import BatchReader, ItemOrder, Named, numpy_dtype
+from clients.batch import BatchReader, ItemOrder
 from clients.connection.buffers import BufferPool, Memory
 from clients.connection.session import Session
 from clients.cut import BatchCutter
@@ -61,10 +61,11 @@ class NewRowsReader(BatchReader):
         self._distinct = DistinctNodes()
         self.places: list[Tensor] = []  # int64, of each batch since: among the distinct nodes
 
-    def _wanted(self, ready: BatchReady, named: Named, nodes: ItemOrder) -> ItemOrder:
+    def _wanted(self, ready: BatchReady, nodes: ItemOrder) -> ItemOrder:
         """New nodes as the only type there is; others are of no type."""
         known = self._distinct.num
-        places = self._distinct.add(self._narrow(ready.structure, named["n_id"]))
+        (n_id,) = (array for array in ready.structure.arrays if array.name == "n_id")
+        places = self._distinct.add(self._narrow(ready.structure, n_id))
         self.places.append(torch.from_numpy(places))
         most = np.maximum.accumulate(np.concatenate([[known - 1], places]))
         new = places > most[:-1]
@@ -100,10 +101,7 @@ class PartReader(BatchReader):
         nodes = cut.nodes.numpy()
         other, place = np.ones(num_nodes, np.bool_), np.empty(num_nodes, np.int64)
         other[nodes], place[nodes] = False, np.arange(nodes.size)
-        rows = {
-            spec.name: self._target.rows(spec, (nodes.size, *spec.row_shape), numpy_dtype(spec))
-            for spec in self._session.attached.rows
-        }
+        rows = self._rooms(self._target, [nodes.size] * len(self._session.attached.rows))
         self._gather_groups(ready, ItemOrder([0, nodes.size], other, nodes, place, some=True), rows)
         part = cutter.with_rows(cut, torch.from_numpy(seeds))
         return replace(part, **only_type(self._row_fields(rows)))
