@@ -208,24 +208,24 @@ class Trainer:
     def open_split(self, split: str, **options: Any) -> AnyDataset:
         """This rank's part of a split."""
         settings, place = self._settings, self._place
-        owners = options.pop("owners", settings.owners)
         names = ("num_neighbors", "frontier", "batch_size", "seed", "store")
         wanted: dict[str, Any] = {name: getattr(settings, name) for name in names}
         wanted |= {"rank": place.share, "world_size": place.shares, "shuffle": split == "train"}
-        if settings.placement and owners:
-            plain = {"plan": settings.plan, "owners": owners}
-            return HomeDataset(settings.endpoint, split=split, **(wanted | plain | options))
-        if not owners:
-            plan = "auto" if settings.plan in ("split", "large") else settings.plan
-            wanted |= {"plan": plan, "input_type": settings.input_type}
-            wanted |= {"macro_partitions": settings.macro_partitions}
-            kinds: tuple[type[AnyDataset], ...] = (NeighborDataset, HeteroDataset)
-            make = options.pop("make", kinds[bool(settings.input_type)])
-            data: AnyDataset = make(settings.endpoint, split=split, **(wanted | options))
-            return data
-        wanted |= {"owners": owners, "owner": place.owner, "num_owners": place.owners}
-        wanted |= {"mixed_rows": settings.mixed_rows}
-        return SplitDataset(settings.endpoint, split=split, **(wanted | options))
+        make: Any = options.pop("make", HeteroDataset if settings.input_type else NeighborDataset)
+        owners = options.pop("owners", settings.owners)
+        if owners and settings.placement:
+            make = HomeDataset
+            wanted |= {"plan": settings.plan, "owners": owners}
+        elif owners:
+            make = SplitDataset
+            wanted |= {"owners": owners, "owner": place.owner, "num_owners": place.owners}
+            wanted |= {"mixed_rows": settings.mixed_rows}
+        else:
+            wanted["plan"] = "auto" if settings.plan in ("split", "large") else settings.plan
+            wanted["input_type"] = settings.input_type
+            wanted["macro_partitions"] = settings.macro_partitions
+        data: AnyDataset = make(settings.endpoint, split=split, **(wanted | options))
+        return data
 
     def _open_training(self) -> AnyDataset:
         """This rank's part of the training split, as the plan reads it."""

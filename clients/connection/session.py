@@ -335,9 +335,21 @@ class Session:
 
     def receive(self, kind: type[MessageT], step: int, group: int = 0) -> MessageT:
         """A batch, its first row group in it, or a further row group of it; waits for it."""
-        message = self._receive(step, group)
-        assert isinstance(message, kind)
-        return message
+        while (found := self._pending.pop((step, group), None)) is None:
+            if step in self._skips:
+                raise StepsLeftOut(self._skips.pop(step))
+            message = self._next()
+            match message:
+                case BatchReady(run=self.run) | ChunkReady(run=self.run):
+                    self._pending[message.step, 0] = message
+                case Skipped(run=self.run):
+                    self._skips[message.step] = message.to
+                case RowGroup(run=self.run):
+                    self._pending[message.step, message.group] = message
+                case ErrorReply(run=run) if run in (-1, self.run):
+                    raise self._failure(message)
+        assert isinstance(found, kind)
+        return found
 
     def release(self, step: int, group: int) -> None:
         """Say that a row group is copied (with group 0, the structure too)."""
@@ -388,22 +400,6 @@ class Session:
             self._socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again as error:  # queues are unlimited: there is no peer
             raise self._went_away() from error
-
-    def _receive(self, step: int, group: int) -> BatchReady | ChunkReady | RowGroup:
-        while (found := self._pending.pop((step, group), None)) is None:
-            if step in self._skips:
-                raise StepsLeftOut(self._skips.pop(step))
-            message = self._next()
-            match message:
-                case BatchReady(run=self.run) | ChunkReady(run=self.run):
-                    self._pending[message.step, 0] = message
-                case Skipped(run=self.run):
-                    self._skips[message.step] = message.to
-                case RowGroup(run=self.run):
-                    self._pending[message.step, message.group] = message
-                case ErrorReply(run=run) if run in (-1, self.run):
-                    raise self._failure(message)
-        return found
 
     def _failure(self, reply: ErrorReply) -> DaemonError:
         error = error_of(reply)

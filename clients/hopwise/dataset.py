@@ -126,34 +126,27 @@ class HopDataset(SteppedDataset[HopBatch]):
 
         Raises Refused, ValueError: it is no advice.
         """
-        chunks: dict[str, Any] = {name: options.pop(name) for name in _OF_CHUNKS if name in options}
-        elsewhere: dict[str, Any] = {
-            name: options.pop(name) for name in ("views", "files") if name in options
-        }
-        if device is None and torch.cuda.is_available():
-            device = torch.device("cuda", torch.cuda.current_device())
-
-        def make(
-            method: Literal["cr", "rr"], resident: torch.device | str | None = None
-        ) -> HopDataset:
-            own: dict[str, Any] = dict(chunks) if method == "cr" else {}
-            if resident is None:
-                own |= elsewhere if method == "cr" else elsewhere | {"files": None}
-            return cls(endpoint, split, method=method, resident=resident, **own, **options)
-
         if advice is None and options.get("world_size", 1) > 1:
             raise Refused(
                 f"world_size {options['world_size']}: ranks could be advised differently; take the "
                 "advice on one rank, and hand its dataset.advice to all as advice="
             )
+
+        def make(method: Literal["cr", "rr"]) -> HopDataset:
+            data = cls(endpoint, split, method="cr", resident=None, **options)
+            data._take(method)
+            return data
+
+        if device is None and torch.cuda.is_available():
+            device = torch.device("cuda", torch.cuda.current_device())
         if advice is None:
             taken = take_advice(make, device_bytes(device), training_bytes)
         else:
             taken = parse_advice(advice)
-        data = make(taken.method, device if taken.place == "device" else None)
-        data.advice, data._chunks = taken, {name: chunks.get(name, 0) for name in _OF_CHUNKS}
-        files = elsewhere.get("files")
-        data._files = None if files is None else Path(files)
+        data = make(taken.method)
+        data.advice = taken
+        if taken.place == "device":
+            data._resident, data.views = device, False
         return data
 
     @property
@@ -179,17 +172,17 @@ class HopDataset(SteppedDataset[HopBatch]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """As of `SteppedDataset`; if both were advised, the advice of the state counts."""
         if self.advice is not None and state.get("advice") is not None:
-            self._adopt(parse_advice(state["advice"]))
+            self.advice = parse_advice(state["advice"])
+            self._take(self.advice.method)
         super().load_state_dict(state)
 
-    def _adopt(self, advice: HopAdvice) -> None:
-        """Its method; rows stay where they are, which changes no batch."""
-        if advice.method != METHOD_OF[self._request.plan]:
-            own = self._chunks if advice.method == "cr" else dict.fromkeys(_OF_CHUNKS, 0)
+    def _take(self, method: Literal["cr", "rr"]) -> None:
+        """Another method; rows stay where they are, which changes no batch."""
+        if method != METHOD_OF[self._request.plan]:
+            own = self._chunks if method == "cr" else dict.fromkeys(_OF_CHUNKS, 0)
             self.close()
-            self._request = structs.replace(self._request, plan=PLAN_OF[advice.method], **own)
+            self._request = structs.replace(self._request, plan=PLAN_OF[method], **own)
             self._resolved = self._num_steps = None
-        self.advice = advice
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_rows": None}
