@@ -115,18 +115,8 @@ class RemoteSession(Session):
     """One dataset's conversation with a daemon on another host."""
 
     attachment_type = RemoteAttachment
-
-    def __init__(
-        self,
-        endpoint: str,
-        request: Attach,
-        ids: NDArray[np.int64] | None = None,
-        expected: Resolved | None = None,
-    ) -> None:
-        self._landed: deque[tuple[int, NDArray[np.uint8]]] = deque()  # pieces of the newest message
-        self._num_taken = 0  # bytes of the run
-        self._monitor: zmq.Socket[bytes] | None = None
-        super().__init__(endpoint, request, ids, expected)
+    _monitor: "zmq.Socket[bytes] | None" = None
+    _num_taken = 0  # bytes of the run
 
     def start(self, epoch: int, step: int, stride: int = 1) -> int:
         """Ask for steps `step`, `step + stride`, ... of `epoch`; ends what was asked for before."""
@@ -200,6 +190,7 @@ class RemoteSession(Session):
         return frame.buffer
 
     def _open_socket(self) -> None:
+        self._landed = deque[tuple[int, NDArray[np.uint8]]]()  # pieces of the newest message
         self._monitor = watched(self._socket)
         super()._open_socket()
         self._poller.register(self._monitor, zmq.POLLIN)

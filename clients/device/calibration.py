@@ -27,11 +27,10 @@ class Calibration:
     """
 
     def __init__(self, candidates: Sequence[str], reason: str) -> None:
-        """`reason`: why there are no more of them."""
+        """`reason`: why there is no more than one."""
         self._left = list(candidates)
         self._costs: dict[str, list[float]] = {mode: [] for mode in candidates}
         self._seen = 0
-        self._reason = reason
         self.choice: Choice | None = None
         if len(candidates) == 1:
             self.choice = Choice(candidates[0], reason, {})
@@ -52,19 +51,10 @@ class Calibration:
             self._left.pop(0)
             self._seen = 0
         if not self._left:
-            self._choose()
+            medians = {m: 1e9 * statistics.median(costs) for m, costs in self._costs.items()}
+            best = min(medians, key=lambda mode: medians[mode])  # the first of equals
+            self.choice = Choice(best, "the fastest, measured", medians)
 
-    def give_up(self, mode: str, reason: str) -> None:
-        """A way does not work after all: staging takes its place."""
-        self._costs.pop(mode, None)
-        self._left = [m for m in self._left if m != mode]
-        self._reason, self._seen = reason, 0
-        if self.choice is not None and self.choice.mode == mode:
-            self.choice = Choice(STAGING, reason, {})
-        elif self.choice is None and (len(self._costs) == 1 or not self._left):
-            self._choose()
-
-    def _choose(self) -> None:
-        medians = {m: 1e9 * statistics.median(costs) for m, costs in self._costs.items() if costs}
-        best = min(self._costs, key=lambda mode: medians.get(mode, 0.0))  # the first of equals
-        self.choice = Choice(best, self._reason or "the fastest, measured", medians)
+    def decline(self, reason: str) -> None:
+        """The device gathers no rows after all: staging takes its place."""
+        self.choice = Choice(STAGING, reason, {})

@@ -231,8 +231,7 @@ class DeviceStaging(Memory):
         """No rows are gathered by the device."""
         if self._calibration.choice is None or self._calibration.choice.mode != STAGING:
             _log.warning("rows are staged, not gathered by %s: %s", self.device.name, why)
-            for mode in (CACHED, DIRECT):
-                self._calibration.give_up(mode, why)
+            self._calibration.decline(why)
 
     def _copy(self, tensor: Tensor) -> Tensor:
         if tensor.device.type != "cpu":  # rows that lie on the device

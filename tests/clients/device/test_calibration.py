@@ -57,20 +57,12 @@ def test_empty_batches_say_nothing():
     assert calibration.choice is None
 
 
+@pytest.mark.parametrize("modes", [MODES, (DIRECT,), (CACHED,)])
 @pytest.mark.parametrize("before", [0, WARM + TRIALS])
-def test_ways_that_do_not_work_are_left_out(before):
-    calibration = Calibration(MODES, "")
+def test_staging_takes_the_place_of_what_does_not_work(modes, before):
+    calibration = Calibration(modes, "asked for")
     for _ in range(before):
         calibration.note(1.0, 1.0, 1)
-    calibration.give_up(CACHED, "no")
-    assert calibration.choice is None
-    calibration.give_up(DIRECT, "no")
-    assert calibration.choice[:2] == (STAGING, "no")
-
-
-def test_staging_takes_the_place_of_what_was_asked_for():
-    calibration = Calibration((DIRECT,), "asked for")
-    calibration.give_up(CACHED, "no")
-    assert calibration.mode == DIRECT
-    calibration.give_up(DIRECT, "no")
+    calibration.decline("no")
+    assert calibration.mode == STAGING
     assert calibration.choice[:2] == (STAGING, "no")
