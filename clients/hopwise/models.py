@@ -101,14 +101,10 @@ class Hoga(nn.Module):
         num_in: int,
         num_out: int,
         num_hidden: int = 256,
-        num_heads: int = 1,
         dropout: float = 0.5,
     ) -> None:
-        """num_hidden   a multiple of num_heads"""
         super().__init__()
-        if num_hidden % num_heads:
-            raise ValueError(f"num_hidden {num_hidden}: expected a multiple of {num_heads} heads")
-        self.num_heads, self.dropout = num_heads, dropout
+        self.dropout = dropout
         self.project = nn.Linear(num_in, num_hidden)
         self.tokens = nn.Linear(num_hidden, 4 * num_hidden, bias=False)
         self.norm = nn.LayerNorm(num_hidden)
@@ -121,12 +117,7 @@ class Hoga(nn.Module):
     def forward(self, x: Sequence[Tensor]) -> Tensor:
         h = self.project(torch.stack(list(x), dim=1))  # (batch, hops, hidden)
         gate, query, key, value = self.tokens(h).chunk(4, dim=2)
-        batch, hops, hidden = h.shape
-        shape = (batch, hops, self.num_heads, hidden // self.num_heads)
-        mixed = functional.scaled_dot_product_attention(
-            *(t.reshape(shape).transpose(1, 2) for t in (query, key, value))
-        )
-        mixed = mixed.transpose(1, 2).reshape(batch, hops, hidden)
+        mixed = functional.scaled_dot_product_attention(query, key, value)
         h = functional.relu(self.norm(h + gate * mixed))
         h = functional.dropout(h, self.dropout, self.training)
         root, others = h[:, :1], h[:, 1:]
@@ -156,5 +147,5 @@ def make_model(
     if name in ("sign", "sign-mlp"):
         return Sign(num_in, num_arrays, num_out, wide, 3, dropout, name == "sign")
     if name == "hoga":
-        return Hoga(num_in, num_out, narrow, 1, dropout)
+        return Hoga(num_in, num_out, narrow, dropout)
     raise ValueError(f"model {name!r}: expected linear, features, sgc, sign, sign-mlp or hoga")
