@@ -21,7 +21,7 @@ from blockstore.store import FileRange
 from clients.connection.buffers import Memory, ReadFiles
 from clients.device.calibration import CACHED, DIRECT, MODES, STAGING, Calibration, Choice
 from clients.device.devices import BY_HOST, Device, Mark
-from clients.device.hotrows import Frequencies, HotRows
+from clients.device.hotrows import HotRows
 from clients.records import TensorRecord
 from loaderd.api.contents import RowArraySpec
 from loaderd.api.errors import Refused
@@ -97,8 +97,7 @@ class DeviceStaging(Memory):
         self._arena = np.empty(0, np.uint8)
         self._whole = self._borrowed = False
         self._begun_s, self._num_rows = 0.0, 0
-        self._frequencies: dict[str, Frequencies] = {}
-        self._hot: dict[str, HotRows] = {}
+        self._hot: dict[str, HotRows] = {}  # by the name of their array
         self._logged = False
 
     # -- what a reader asks ------------------------------------------------------------------------
@@ -267,17 +266,14 @@ class DeviceStaging(Memory):
         choice = self._calibration.choice
         if choice is not None and choice.mode != CACHED:
             return None
-        hot = self._hot.get(spec.name)
-        if hot is None:
-            seen = self._frequencies.setdefault(spec.name, Frequencies(self.device.device))
-            seen.add(n_id)
-            if seen.num_batches < PRESAMPLED:
+        if spec.name not in self._hot:
+            self._hot[spec.name] = HotRows(self.device.device, spec.row_bytes)
+        hot = self._hot[spec.name]
+        if hot.num_counted < PRESAMPLED:
+            hot.count(n_id)
+            if hot.num_counted < PRESAMPLED:
                 return None
-            share = self._room() // max(1, len(self._coming))
-            hot = self._hot[spec.name] = HotRows(
-                seen.hottest(share // spec.row_bytes), spec.row_bytes
-            )
-            del self._frequencies[spec.name]
+            hot.choose(self._room() // max(1, len(self._coming)))
         return hot if self._calibration.mode == CACHED else None
 
     def _room(self) -> int:
@@ -298,7 +294,7 @@ class DeviceStaging(Memory):
         if calibration.choice is not None and not self._logged:
             self._logged = True
             if calibration.choice.mode != CACHED:
-                self._frequencies, self._hot = {}, {}
+                self._hot = {}
             _log.info("%s: rows come by %s", self.device.name, self.choice())
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from clients.device.hotrows import Frequencies, HotRows  # noqa: E402
+from clients.device.hotrows import HotRows  # noqa: E402
 
 CPU = torch.device("cpu")
 batches = st.lists(st.sets(st.integers(0, 40)), max_size=8)
@@ -21,14 +21,18 @@ def ids(nodes):
 @settings(deadline=None, max_examples=40)
 @given(batches=batches, most=st.integers(0, 50))
 def test_the_hottest_are_those_wanted_most(batches, most):
-    seen, counts = Frequencies(CPU), Counter()
+    hot, counts = HotRows(CPU, 1), Counter()
     for nodes in batches:
-        seen.add(ids(nodes))
+        hot.count(ids(nodes))
         counts.update(nodes)
+    assert hot.num_counted == len(batches)
+    hot.choose(most)
     ranked = sorted(counts, key=lambda node: (-counts[node], node))[:most]
     expected = sorted(node for node in ranked if counts[node] > 1)
-    assert seen.hottest(most).tolist() == expected
-    assert seen.num_batches == len(batches)
+    assert hot.num_rows == len(expected)
+    hot.learn(torch.arange(41), torch.zeros((41, 1), dtype=torch.uint8))
+    slots, _ = hot.look_up(torch.arange(41))
+    assert torch.nonzero(slots >= 0).squeeze(1).tolist() == expected
 
 
 @settings(deadline=None, max_examples=40)
@@ -38,7 +42,10 @@ def test_the_hottest_are_those_wanted_most(batches, most):
     settle_after=st.integers(0, 8),
 )
 def test_rows_are_those_that_batches_brought(hot, batches, settle_after):
-    cache, held, wanted = HotRows(ids(hot), 3), set(), set(hot)
+    cache, held, wanted = HotRows(CPU, 3), set(), set(hot)
+    for _ in range(2):
+        cache.count(ids(hot))
+    cache.choose(3 * 41)
     for number, nodes in enumerate(batches):
         if number == settle_after:
             cache.settle()
