@@ -138,6 +138,10 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
         self._connection: Connection | None = None
         self._memory: Memory | None = None
 
+    def _ask_for(self, **fields: Any) -> None:
+        """Change the request; a session that is open already is closed by who does."""
+        self._request = checked_request(structs.replace(self._request, **fields))
+
     @abstractmethod
     def _make_reader(self, session: Session) -> Reader:
         """Raises Refused: this dataset cannot deliver what the daemon serves."""

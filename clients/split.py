@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple, Unpack
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,7 +17,6 @@ from torch import Tensor
 from blockstore.kernels.split import WORD_BITS, OwnedNodes, split_hop
 from clients.batch import BatchReader, ItemOrder
 from clients.connection.buffers import BufferPool, Memory
-from clients.connection.request import checked_request
 from clients.connection.session import Session
 from clients.dataset import Connection, gather_threads
 from clients.records import TensorRecord
@@ -269,7 +267,7 @@ class SplitDataset(NodeSampledDataset[SplitBatch]):
                 "expected an endpoint ipc://; leave mixed_rows out"
             )
         super().__init__(endpoint, split, num_neighbors, batch_size, **options)
-        self._request = checked_request(msgspec.structs.replace(self._request, owners=owners))
+        self._ask_for(owners=owners)
         self._owner, self._num_owners, self._mixed_rows = owner, num_owners, mixed_rows
 
     def _make_reader(self, session: Session) -> SplitReader:

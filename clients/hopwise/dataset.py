@@ -6,7 +6,6 @@ from typing import Any, Literal, Unpack
 
 import msgspec
 import torch
-from msgspec import structs
 from torch.utils.data import get_worker_info
 
 from clients.connection.place import Backoff
@@ -181,7 +180,7 @@ class HopDataset(SteppedDataset[HopBatch]):
         if method != METHOD_OF[self._request.plan]:
             own = self._chunks if method == "cr" else dict.fromkeys(_OF_CHUNKS, 0)
             self.close()
-            self._request = structs.replace(self._request, plan=PLAN_OF[method], **own)
+            self._ask_for(plan=PLAN_OF[method], **own)
             self._resolved = self._num_steps = None
 
     def __getstate__(self) -> dict[str, Any]:

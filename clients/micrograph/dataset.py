@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from typing import Unpack
 
-import msgspec
 from torch import Tensor
 
-from clients.connection.request import checked_request
 from clients.torch import Batch, Fanouts, NodeSampledDataset, SeededOptions
 from loaderd.api.protocol import HomePlacement
 
@@ -47,13 +45,11 @@ class HomeDataset(NodeSampledDataset[HomeBatch]):
         frontier     "layer"
         """
         super().__init__(endpoint, split, num_neighbors, batch_size, **options)
-        self._request = checked_request(
-            msgspec.structs.replace(self._request, owners=owners, home=HomePlacement(time_steps))
-        )
+        self._ask_for(owners=owners, home=HomePlacement(time_steps))
 
     def set_time_steps(self, time_steps: int) -> None:
         """Between two epochs: merge by model into another number of time steps from now on."""
         home = HomePlacement(time_steps)
         if home != self._request.home:
             self.close()
-            self._request = checked_request(msgspec.structs.replace(self._request, home=home))
+            self._ask_for(home=home)
