@@ -85,13 +85,13 @@ class HopReader(ArenaReader):
         self.form = ready.form
         self._pool.received(self._arena, [])
         one_piece = ready.form == "rows" or (ready.form == "ranges" and len(ready.first) == 1)
-        arrays: dict[int, Tensor]  # by their place in `attached.rows`
+        arrays: dict[str, Tensor]
         if ready.pieces is not None:
             input_id, arrays = self._landed(ready.num_rows, ready.pieces)
         else:
             input_id = self._input_id(ready)
             if self._whole is not None and one_piece:
-                arrays = {i: self._view(self._whole, i, ready) for i in self._hops}
+                arrays = self._views(self._whole, ready)
                 self._lent = self._session.run, step
             else:
                 arrays = self._copied(ready, input_id, self._hops)
@@ -99,19 +99,18 @@ class HopReader(ArenaReader):
                 arrays |= self._copied(ready, input_id, [i])
         if self._lent != (self._session.run, step):
             self._session.release(step, 0)
-        named = {s.name: arrays[i] for i, s in enumerate(self._session.attached.rows)}
-        return hop_batch(named, input_id, ready.epoch, step)
+        return hop_batch(arrays, input_id, ready.epoch, step)
 
-    def _landed(self, num_rows: int, blob: Blob) -> tuple[NDArray[np.int64], dict[int, Tensor]]:
+    def _landed(self, num_rows: int, blob: Blob) -> tuple[NDArray[np.int64], dict[str, Tensor]]:
         """Rows and arrays of a batch that came in pieces, each copied once."""
         named = {array.name: array for array in blob.arrays}
         input_id = self._wide(blob, named["input_id"])
         arrays = {}
-        for i, spec in enumerate(self._session.attached.rows):
+        for spec in self._session.attached.rows:
             array = self._pool.empty((num_rows, *spec.row_shape), numpy_dtype(spec))
             out = array.reshape(-1).view(np.uint8)
             self._land(spec, blob, named[f"rows:{spec.name}"], None, out)
-            arrays[i] = row_tensor(spec.name, array, spec.dtype)
+            arrays[spec.name] = row_tensor(spec.name, array, spec.dtype)
         return input_id, arrays
 
     def _give_back(self) -> None:
@@ -135,16 +134,19 @@ class HopReader(ArenaReader):
             at += count
         return out
 
-    def _view(self, whole: Tensor, number: int, ready: ChunkReady) -> Tensor:
-        """A piece of the arena, which torch believes to be writable."""
-        spec, place = self._session.attached.rows[number], ready.places[number][0]
-        raw = whole[place : place + ready.num_rows * spec.row_bytes]
-        kind: torch.dtype = getattr(torch, spec.dtype)
-        return raw.view(kind).view(ready.num_rows, *spec.row_shape)
+    def _views(self, whole: Tensor, ready: ChunkReady) -> dict[str, Tensor]:
+        """Hop arrays as pieces of the arena, which torch believes to be writable."""
+        found = {}
+        for i in self._hops:
+            spec, place = self._session.attached.rows[i], ready.places[i][0]
+            raw = whole[place : place + ready.num_rows * spec.row_bytes]
+            kind: torch.dtype = getattr(torch, spec.dtype)
+            found[spec.name] = raw.view(kind).view(ready.num_rows, *spec.row_shape)
+        return found
 
     def _copied(
         self, ready: ChunkReady, input_id: NDArray[np.int64], chosen: Sequence[int]
-    ) -> dict[int, Tensor]:
+    ) -> dict[str, Tensor]:
         """Rows of some arrays, in one buffer of their own."""
         specs = [self._session.attached.rows[i] for i in chosen]
         places = [ready.places[i] for i in chosen]
@@ -176,10 +178,10 @@ class HopReader(ArenaReader):
 
         self._split(work, rows, out.size)
         found = {}
-        for i, first, spec in zip(chosen, firsts.tolist(), specs, strict=True):
+        for first, spec in zip(firsts.tolist(), specs, strict=True):
             array = out[first : first + rows * spec.row_bytes].view(numpy_dtype(spec))
             shaped = array.reshape(rows, *spec.row_shape)
-            found[i] = row_tensor(spec.name, shaped, spec.dtype)
+            found[spec.name] = row_tensor(spec.name, shaped, spec.dtype)
         return found
 
 
