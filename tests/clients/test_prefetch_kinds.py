@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from blockstore.errors import NotAStore  # noqa: E402
 from clients.device import stage  # noqa: E402
 from clients.device.calibration import MODES  # noqa: E402
-from clients.device.devices import BY_HOST, Device  # noqa: E402
+from clients.device.devices import BY_HOST, Device, Mark  # noqa: E402
 from clients.torch import HeteroDataset, HopDataset, prefetch  # noqa: E402
 from loaderd.api.errors import Refused  # noqa: E402
 from tests.clients.test_prefetch import nothing_is_left  # noqa: E402, F401
@@ -83,6 +83,35 @@ def test_chunks_that_lie_in_the_arena_are_lent_until_they_are_copied(hops):
     made.close()
     data.close()
     plain.close()
+
+
+class Patient(Device):
+    """Counts how often it is waited for."""
+
+    waits = 0
+
+    def mark(self) -> Mark:
+        mark = super().mark()
+
+        def wait() -> None:
+            self.waits += 1
+
+        mark.wait = wait
+        return mark
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_a_piece_of_the_arena_is_not_given_back_before_it_is_copied(hops, views):
+    data, device = HopDataset(hops, batch_size=700, views=views), Patient()
+    made = stage.DeviceStaging(device, direct=False, borrows=views)
+    data.lay_out_in(made)
+    steps = data.ahead()
+    for number in range(3):
+        made.begin(2)  # the reader gives back what it had lent, after this
+        assert device.waits == (number if views else max(0, number - 1))
+        made.move(next(steps).batch)
+    made.close()
+    data.close()
 
 
 def test_what_cannot_be_is_refused(hops):
