@@ -33,7 +33,7 @@ from preprocess.files.ahead import read_ahead
 from preprocess.files.array_file import ArrayFile, load_array, save_array
 from preprocess.files.store import Cut, cut_columns, floats_ahead, joined_columns, stored_edges
 from preprocess.ingest.contents import row_disk_bytes
-from preprocess.kernels import derive as kernels
+from preprocess.kernels import hops as kernels
 from preprocess.kernels.edges import Records, count_ids
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import QuantizationError, Ran, StageResult

@@ -1,4 +1,4 @@
-"""Rows of neighbors added up, column by column of graph blocks as they are on disk."""
+"""Rows of neighbors added up: column by column of graph blocks, or edge by edge."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,8 @@ from blockstore.kernels.packed import PackedIds
 from preprocess.kernels.rowsum import RowSources, sum_rows
 
 CHUNK_EDGES = 128  # summed in registers, then added to the sum: errors grow with chunks, not edges
-_LINE_ITEMS = 16  # float32 in a cache line
+LINE_ITEMS = 16  # float32 in a cache line
+_AHEAD = 6  # edges of derived rows
 
 
 class RawBlocks(NamedTuple):
@@ -162,9 +163,35 @@ def take_rows(rows, width, scale, places, out):
     for i in range(places.size):
         if i + ahead < places.size:
             near = np.int64(places[i + ahead]) * width
-            for item in range(near, near + width, _LINE_ITEMS):
+            for item in range(near, near + width, LINE_ITEMS):
                 prefetch(rows, item)
         place = np.int64(places[i])
         for c in range(out.shape[1]):
             value = rows[place * width + c]
             out[i, c] = value / scale[place] if scale.size else value
+
+
+@njit(nogil=True, cache=True)
+def add_rows(greatest, rows, first_row, origins, targets, low, high, sums):
+    """sums[target] += row of its origin, edge by edge, in columns [low, high).
+
+    greatest   the greater number stays instead; NaN wins
+    rows       float32 (some, width)          those of nodes `first_row` and on
+    origins    uint32 or uint64 (edges,)      nodes whose rows are there
+    targets    uint32 or uint64 (>= edges,)   rows of `sums`
+    sums       float32 (nodes, width)         in and out, C-contiguous
+    """
+    width, flat = sums.shape[1], sums.reshape(-1)
+    for i in range(origins.size):
+        if i + _AHEAD < origins.size:
+            at = np.int64(targets[i + _AHEAD]) * width
+            for item in range(at + low, at + high, LINE_ITEMS):
+                prefetch(flat, item)
+        row = rows[np.int64(origins[i]) - first_row, low:high]
+        into = sums[np.int64(targets[i]), low:high]
+        if greatest:
+            for c in range(row.size):
+                into[c] = row[c] if (row[c] > into[c]) | (row[c] != row[c]) else into[c]
+        else:
+            for c in range(row.size):
+                into[c] += row[c]

@@ -180,14 +180,6 @@ def take_roots(roots, at, wanted, rank, order, placed):
 
 
 @njit(nogil=True, cache=True)
-def mark_sources(sources, rank):
-    """Mark every node without a place that is the source of an edge."""
-    for k in range(sources.size):
-        if rank[sources[k]] == UNSET:
-            rank[sources[k]] = FOUND
-
-
-@njit(nogil=True, cache=True)
 def place_rest(degrees, rank, order, placed):
     """Nodes without a place, by id: first those with an edge, then the isolated ones."""
     for isolated in (False, True):

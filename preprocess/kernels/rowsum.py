@@ -6,11 +6,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.config import DISABLE_JIT
 from numba.extending import intrinsic
 from numpy.typing import NDArray
-
-from blockstore.kernels.packed import PackedIds, id_at
 
 _TILES = 64, 32, 16, 8, 4, 2, 1  # columns summed at once: the widest that fit
 _AHEAD_LINES = 32  # that are on their way from memory, of all edges together
@@ -122,26 +119,18 @@ class _Emitter:
         return self._builder.shuffle_vector(one, one, mask)
 
 
-def _python(table, edges, low, high, weight_at, out, at, own, fresh, times):
-    rows, width, first = table
-    data, bits, base, start, weights, limit = edges
-    assert high <= limit
-    ids = PackedIds(data, int(bits), np.uint64(base))
-    sources = [id_at(ids, int(start) + edge * int(bits)) for edge in range(int(low), int(high))]
-
-    def row(number):
-        return rows[int(number) * int(width) : (int(number) + 1) * int(width)]
-
-    total = row(own).copy() if own >= 0 else np.zeros(int(width), np.float32)
-    for count, source in enumerate(sources):
-        weight = np.float32(1) if weights is None else weights[int(weight_at) + count]
-        total += row(int(source) - int(first)) * weight
-    held = out[int(at) : int(at) + int(width)]
-    held[:] = (total if fresh else total + held) * times
-
-
 @intrinsic
-def _compiled(_context, table, edges, low, high, weight_at, out, at, own, fresh, times):
+def sum_rows(_context, table, edges, low, high, weight_at, out, at, own, fresh, times):
+    """out[at : at + width] = times * (own row + rows of edges + what is there).
+
+    table       RowTable
+    edges       RowSources   those of [low, high) count; edge `low` has the weight at `weight_at`
+    own         int          a row that is added first; negative: none
+    fresh       int          not 0: what is there does not count
+    times       float32
+
+    Rows are added one by one: a column has the sum that it would have alone.
+    """
     whole = low, high, weight_at, at, own, fresh
     assert all(isinstance(kind, types.Integer) for kind in whole)
     assert times == types.float32
@@ -171,16 +160,3 @@ def _compiled(_context, table, edges, low, high, weight_at, out, at, own, fresh,
 
     i64 = types.int64
     return types.void(table, edges, i64, i64, i64, out, i64, i64, i64, types.float32), codegen
-
-
-sum_rows = _python if DISABLE_JIT else _compiled
-"""out[at : at + width] = times * (own row + rows of edges + what is there).
-
-table       RowTable
-edges       Edges     those of [low, high) count; edge `low` has the weight at `weight_at`
-own         int       a row that is added first; negative: none
-fresh       int       not 0: what is there does not count
-times       float32
-
-Rows are added one by one: a column has the sum that it would have alone.
-"""

@@ -23,7 +23,6 @@ from preprocess.kernels.levels import (
     count_groups,
     degree_keys,
     mark_discovered,
-    mark_sources,
     merge_ranges,
     place_discovered,
     place_found,
@@ -127,7 +126,7 @@ def breadth_first(columns: ColumnFile, share: int, progress: Progress) -> NDArra
             stage.advance(high - low)
         else:
             for piece in columns.read(0, columns.num_edges, step):
-                mark_sources(piece, rank)
+                rank[piece[rank[piece] == UNSET]] = FOUND  # they have an edge
         stage.advance(int(place_rest(columns.degrees, rank, order, high)) - high)
     return order
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from blockstore.format import Kept
 from blockstore.store import Store
 from preprocess.files.ahead import read_ahead
-from preprocess.kernels.reach import Loaded, Sums, add_kept, end_column
+from preprocess.kernels.influence import Loaded, Sums, add_kept, end_column
 from preprocess.pipeline.progress import Progress
 from preprocess.stages.stored_columns import stored_columns
 

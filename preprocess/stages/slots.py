@@ -15,7 +15,7 @@ from blockstore.store import Store, scan_rows
 from preprocess.files.ahead import read_ahead
 from preprocess.files.buckets import Buckets
 from preprocess.kernels.edges import cut_ranges
-from preprocess.kernels.reach import copy_runs
+from preprocess.kernels.influence import copy_runs
 from preprocess.pipeline.progress import Progress
 from preprocess.stages.rows import Emit, chunk_rows, scatter_rows
 from preprocess.stages.stored_columns import scan_size, stored_columns

@@ -18,7 +18,7 @@ from blockstore.format import NodeType
 from blockstore.kernels.intrinsics import LANES
 from blockstore.store import Store, scan_rows
 from preprocess.files.ahead import read_ahead
-from preprocess.kernels.walk import count_digits, keep_half, push_shares, take_top
+from preprocess.kernels.influence import count_digits, keep_half, push_shares, take_top
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.renderings import PassProgress
 from preprocess.stages.product import new_columns
