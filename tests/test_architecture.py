@@ -82,7 +82,7 @@ BELOW = {  # folder -> folders beside it, and modules, that it builds on
         "errors", "files", "ingest", "kernels", "partition.influence_plan", "pipeline", "stages"
     },
     "preprocess/export": {"files", "ingest", "kernels", "pipeline", "sources", "stages"},
-    "preprocess/packs": {"cli.flags", "errors", "files", "hops.hops", "pipeline"},
+    "preprocess/packs": {"cli.flags", "errors", "files", "hops.hops", "ingest.options", "pipeline"},
     "preprocess/cli": {
         "derive.plan", "errors", "files", "hops.estimate", "ingest", "kernels", "partition",
         "pipeline", "sources",

@@ -20,19 +20,19 @@ COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class SourceOptions(GraphOptions):
+class SourceBenchOptions(GraphOptions):
     source: Annotated[Path | None, "a plain folder; a graph is generated if none is named"] = None
     mem: str = "512M"
 
 
 @dataclass(frozen=True)
-class IngestBenchOptions(SourceOptions):
+class IngestBenchOptions(SourceBenchOptions):
     order: str = "bfs"
     undirected: bool = False
 
 
 @dataclass(frozen=True)
-class CscOptions(SourceOptions):
+class CscOptions(SourceBenchOptions):
     nodes: int = 2_000_000
     features: int = 4
     mem: str = "1G"
