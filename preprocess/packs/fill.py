@@ -1,22 +1,80 @@
-"""Rows to the groups that want them: the rows of a store pass by once, in order."""
+"""Arrays of a pack: records page by page; rows of a store, which pass by once, to their groups."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import BlockGeometry, RowArray
-from blockstore.io.buffers import aligned_buffer
+from blockstore.format import BlockGeometry, RowArray, row_geometry, shard_path
+from blockstore.io.buffers import aligned_buffer, byte_view
+from blockstore.io.files import open_to_write, write_exact
+from blockstore.kernels.crc import page_crcs
 from blockstore.kernels.rows import gather_rows
 from blockstore.store import Store, scan_blocks
+from blockstore.writer import RowBlocks, StoreWriter
+from loaderd.sampling.packed.format import page_array
 from preprocess.files.ahead import read_ahead
-from preprocess.files.array_file import ArrayFile
+from preprocess.files.array_file import ArrayFile, reserve
 from preprocess.packs.plan import PackMemory
-from preprocess.packs.sink import BlocksWriter
 from preprocess.pipeline.renderings import PassProgress
+
+
+class PagesWriter(RowBlocks):
+    """Pages, uint8 (pages, 4096), appended to an array that has as many as there come to be."""
+
+    def __init__(self, writer: StoreWriter, path: str) -> None:
+        array = page_array(path, 0, writer.block_bytes)
+        geometry = row_geometry(array, writer.block_bytes)
+        super().__init__(writer.sink(path, 2, geometry.slot_bytes), array, geometry)
+        self._writer = writer
+
+    def close(self) -> None:
+        """All pages are there.  Raises OutOfSpace."""
+        array = page_array(self._array.path, self.num_rows, self._writer.block_bytes)
+        self._writer.begin_parts(array)
+        self._writer.end_parts(array, self.end())
+
+
+class BlocksWriter:
+    """Blocks of a row array, in any order, by any number of threads."""
+
+    def __init__(self, writer: StoreWriter, array: RowArray) -> None:
+        """Raises OutOfSpace."""
+        self._writer, self._array = writer, array
+        self.geometry = g = row_geometry(array, writer.block_bytes)
+        writer.begin_parts(array)
+        self._crcs = np.zeros(g.num_pages, np.uint32)
+        self._names = [
+            str(writer.folder / shard_path(array.path, shard, 1 + len(array.row_shape)))
+            for shard in range(g.num_shards)
+        ]
+        self._fds: list[int] = []
+        for shard, name in enumerate(self._names):
+            fd, _ = open_to_write(Path(name))
+            self._fds.append(fd)
+            reserve(fd, g.blocks_in(shard) * g.slot_bytes, name)
+
+    def put(self, block: int, slot: NDArray[np.uint8]) -> None:
+        """uint8 (slot_bytes,), page-aligned.  Raises OutOfSpace."""
+        g = self.geometry
+        page_crcs(slot, g.pages_per_block, self._crcs[block * g.pages_per_block :])
+        shard, offset = g.locate(block)
+        write_exact(self._fds[shard], byte_view(slot), offset, self._names[shard])
+
+    def __enter__(self) -> "BlocksWriter":
+        return self
+
+    def __exit__(self, kind: object, *_error: object) -> None:
+        """All blocks are there, unless there was an error.  Raises OutOfSpace."""
+        while self._fds:
+            os.close(self._fds.pop())
+        if kind is None:
+            self._writer.end_parts(self._array, self._crcs)
 
 
 class _GroupRows:

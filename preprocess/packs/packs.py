@@ -41,10 +41,15 @@ from loaderd.sampling.packed.format import (
 )
 from loaderd.sessions.offline import OfflineSampler
 from preprocess.files.array_file import ArrayFile, load_array, save_array
-from preprocess.packs.fill import WantedRows, fill_groups, wanted_rows
+from preprocess.packs.fill import (
+    BlocksWriter,
+    PagesWriter,
+    WantedRows,
+    fill_groups,
+    wanted_rows,
+)
 from preprocess.packs.places import MOST_WANTS, Grouping, choose_hot, count_levels, hot_nodes
 from preprocess.packs.plan import PackEstimate, PackJob, PackOptions, estimate_pack
-from preprocess.packs.sink import BlocksWriter, PagesWriter
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import Ran, StageResult
 from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, resumable
@@ -85,7 +90,7 @@ def pack_epochs(
 
     fresh   begin from scratch, whatever an earlier run has left
 
-    Raises BadInput, Refused, BudgetTooSmall, OutOfSpace, StoreBusy, StoreExists, NotAStore,
+    Raises Refused, BudgetTooSmall, OutOfSpace, StoreBusy, StoreExists, NotAStore,
     CorruptBlock, BatchFailed.  When the disk fills up, or the run is stopped, finished stages stay
     beside the store, and the same call goes on after them.
     """

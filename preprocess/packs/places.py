@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from blockstore.kernels.order import distinct
 from loaderd.sampling.hyperbatch.rowcache import TypeRows
-from loaderd.sampling.packed.format import MOST_PLACES, NOWHERE
+from loaderd.sampling.packed.format import NOWHERE
 
 ABSENT = np.uint32(NOWHERE - 1)  # a node whose row neither stays nor is in the group
 _PENDING = np.uint32(NOWHERE - 2)  # its row will be in the group
@@ -36,18 +36,18 @@ class HotShare(NamedTuple):
 
 
 def choose_hot(
-    levels: Sequence[NDArray[np.int64]], row_bytes: Sequence[int], num_bytes: int, least: int = 2
+    levels: Sequence[NDArray[np.int64]], row_bytes: Sequence[int], num_bytes: int
 ) -> list[HotShare]:
     """Of each type: the rows wanted most often for their bytes, as many as `num_bytes` hold.
 
-    least   batches that want a row; one that a single batch wants is read once wherever it is
+    A row that a single batch wants is read once wherever it is.
     """
     shares = [HotShare((1 << 16) - 1, 0) for _ in levels]
     order = [
         (-level / width, number, int(level))
         for number, (counts, width) in enumerate(zip(levels, row_bytes, strict=True))
         for level in np.flatnonzero(counts)
-        if level >= least
+        if level >= 2
     ]
     for _, number, level in sorted(order):
         count, width = int(levels[number][level]), row_bytes[number]
@@ -105,8 +105,7 @@ class Grouping:
         first, rows = 0, np.zeros(len(self._types), np.int64)
         for batch in range(batches):
             fresh, more = self._fresh(nodes_of(batch))
-            too_many = self._hot + int((rows + more).sum()) > MOST_PLACES
-            if batch > first and (int((rows + more) @ self._widths) > self._most or too_many):
+            if batch > first and int((rows + more) @ self._widths) > self._most:
                 yield from self._close(first, batch, listed)
                 first, listed, rows = batch, [], np.zeros_like(rows)
                 fresh, more = self._fresh(nodes_of(batch))

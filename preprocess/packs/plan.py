@@ -21,7 +21,6 @@ from loaderd.sampling.packed.format import array_dtypes, make_record, num_pages,
 from loaderd.sampling.records import record_dtype
 from loaderd.sessions.offline import OfflineSampler
 from loaderd.sessions.sizing import resolve_sampled
-from preprocess.errors import BadInput
 from preprocess.packs.places import MOST_WANTS, choose_hot, count_levels
 
 _TRIED = 16  # batches, over the first epoch, that a plan is made from
@@ -35,25 +34,13 @@ _BESIDE = 6  # bytes for each id of a group that is put together, over those of 
 class PackOptions:
     """What is packed, and within what."""
 
-    request: Attach  # of one rank of `world_size`; its plan is `auto`
+    # of one rank of `world_size`; its plan is `auto`, its seeds are a split, or all nodes
+    request: Attach
     epochs: int
     hot_bytes: int  # of rows that stay in memory
     group_bytes: int  # of the rows of a group of batches; 0: half of the hot ones
     mem_bytes: int
     threads: int
-
-    def check(self) -> None:
-        """Raises BadInput: what no pack holds."""
-        if self.epochs < 1:
-            raise BadInput.at("--epochs", self.epochs, "1 or more", "say how many to pack")
-        request = self.request
-        refused = {
-            "seeds given by ids": request.ids, "seed edges": request.edges,
-            "times of the seeds": request.temporal, "rows of edges": request.edge_features,
-        }  # fmt: skip
-        for what, found in refused.items():
-            if found:
-                raise BadInput.at("pack", what, "a split, or all nodes", "leave them out")
 
     @property
     def group(self) -> int:
@@ -93,8 +80,7 @@ class PackJob:
 
     @classmethod
     def of(cls, store: Store, options: PackOptions) -> "PackJob":
-        """Raises BadInput, Refused, BudgetTooSmall."""
-        options.check()
+        """Raises Refused, BudgetTooSmall."""
         store.check_whole("blockstore pack")
         check_attach(options.request)
         manifest = store.manifest

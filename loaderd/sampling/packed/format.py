@@ -25,7 +25,6 @@ from loaderd.sampling.structure import Structure, StructureArrays
 
 PACK, PACK_VERSION = "pack.json", 1
 NOWHERE = np.uint32(2**32 - 1)  # place of a node whose type has no rows
-MOST_PLACES = 2**32 - 4  # rows that stay and rows of a group, together
 _ALIGN = 64  # bytes, of an array in a record
 _HEAD = 6  # numbers of a record before those of its hops
 _MENDS = "remove the folder, and pack again"

@@ -22,15 +22,12 @@ from loaderd.sampling.hyperbatch.rowcache import rows_by_type
 from loaderd.sampling.packed import format as packed
 from loaderd.sampling.packed.format import Pack, PackIndex, read_pack, read_record
 from loaderd.sampling.structure import Structure, StructureArrays
-from preprocess.errors import BadInput
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
-from preprocess.packs.packs import pack_epochs
-from preprocess.packs.plan import PackOptions
 from preprocess.pipeline.work import WorkFolder, work_path
 from preprocess.sources.layouts import open_source
 from tests.golden_cases import write_hetero
-from tests.loaderd.packing import pack, request_of
+from tests.loaderd.packing import pack
 from tests.preprocess.kills import run_and_kill
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_commands import good, refused
@@ -260,16 +257,6 @@ def test_another_run_is_waited_for_by_nobody(store: Path):
 def test_what_a_session_is_refused_a_pack_is(store: Path, change: dict[str, Any], message: str):
     with pytest.raises(Refused, match=message):
         pack(store, OPTIONS | change)
-
-
-def test_what_no_pack_holds(store: Path):
-    request = request_of(OPTIONS)
-    for field, value in (("ids", 8), ("edge_features", True)):
-        asked = msgspec.structs.replace(request, **{field: value})
-        with pytest.raises(BadInput, match="expected a split, or all nodes"):
-            pack_epochs(store, PackOptions(asked, 1, 1 << 20, 0, 64 << 20, 1), QUIET)
-    with pytest.raises(BadInput, match="--epochs: found 0, expected 1 or more"):
-        pack(store, OPTIONS, epochs=0)
 
 
 def test_the_command_packs_and_says_so(store: Path):
