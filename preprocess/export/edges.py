@@ -41,14 +41,6 @@ _EDGE_TEMPORARY = 40  # bytes of an edge on its way: sorted, with its id, its pl
 Read = Callable[[Store], Iterator[NDArray[Any]]]
 
 
-def columns_of(
-    store: Store, relation: Relation
-) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]]:
-    """(targets, sources, edge ids) of each graph block, by store id."""
-    for targets, block in stored_blocks(store, relation, SCAN_BYTES):
-        yield targets, block.sources, block.edge_ids
-
-
 class EdgeExport:
     """One relation.  Its stages raise BudgetTooSmall, OutOfSpace, CorruptBlock."""
 
@@ -108,13 +100,12 @@ class EdgeExport:
         """Edges of each graph block, by original id."""
         none = np.empty(0, np.int64)
         src, dst = run.ids(self._relation.src), run.ids(self._relation.dst)
-        for targets, sources, edge_ids in columns_of(run.store, self._relation):
-            if src.first:
-                sources = sources - sources.dtype.type(src.first)
+        for targets, block in stored_blocks(run.store, self._relation, SCAN_BYTES):
+            sources, ids = block.sources, block.edge_ids
             yield Records(
                 dst.original[targets - targets.dtype.type(dst.first)].astype(np.int64),
-                src.original[sources].astype(np.int64),
-                none if edge_ids is None else edge_ids.astype(np.int64),
+                src.original[sources - sources.dtype.type(src.first)].astype(np.int64),
+                none if ids is None else ids.astype(np.int64),
             )
 
     def _write_by_id(self, run: ExportRun) -> tuple[int, int]:

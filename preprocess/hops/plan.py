@@ -197,17 +197,15 @@ def _find_type(manifest: Manifest, request: HopsRequest, where: str) -> NodeType
     if not request.node_type and len(fitting) > 1:
         raise BadInput.at(where, f"several types: {names}", "--type with one of them", "choose one")
     wanted = request.node_type or fitting[0].name
-    for t in fitting:
-        if t.name == wanted:
-            return t
-    for t in manifest.types:
-        if t.name == wanted:
-            lacks = "a relation with itself" if t.features else "features"
-            raise BadInput.at(
-                f"{where}: --type", f"type {wanted!r} without {lacks}", f"one of {names}",
-                "choose one",
-            )  # fmt: skip
-    raise BadInput.at(f"{where}: --type", f"type {wanted!r}", f"one of {names}", "choose one")
+    nodes = next((t for t in manifest.types if t.name == wanted), None)
+    if nodes in fitting:
+        return nodes
+    lacks = ""
+    if nodes is not None:
+        lacks = f" without {'a relation with itself' if nodes.features else 'features'}"
+    raise BadInput.at(
+        f"{where}: --type", f"type {wanted!r}{lacks}", f"one of {names}", "choose one"
+    )  # fmt: skip
 
 
 def _find_relation(

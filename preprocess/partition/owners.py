@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -79,15 +80,6 @@ class OwnerOptions:
         False, "whole partitions of the store to each, training nodes even", "--from-partitions"
     )
 
-    def check(self) -> None:
-        """Raises BadInput: an option is out of its bounds."""
-        for option, value, least, most in (
-            ("--owners", self.owners, 1, MOST_OWNERS),
-            ("--balance", self.balance, 1, 1000),
-        ):
-            if not least <= value <= most:
-                raise BadInput.at(option, value, f"{least} to {most:,}", "choose another one")
-
 
 class Weighted(NamedTuple):
     """What nodes and edges weigh, by store id."""
@@ -110,7 +102,8 @@ def make_owners(
 
     Raises BadInput, BudgetTooSmall, StoreError: of the file, or of the name.
     """
-    options.check()
+    if not 1 <= options.balance <= 1000:
+        raise BadInput.at("--balance", options.balance, "1 to 1,000", "choose another one")
     check_name(store, options.name)
     num_nodes = _check_graph(store)
     if options.from_partitions:
@@ -318,22 +311,19 @@ class _Streaming:
 
     def _empty(self, k: int, slack: float, times: float) -> WeightedLoads:
         """`k` partitions with FENNEL's price of loads, times `times`."""
-        price = 1.5 * math.sqrt(k) * self._weight / self._load**1.5 if self._load else 0.0
+        price = fennel_price(k, self._weight, self._load)
         return WeightedLoads.empty(k, slack * self._load / k, times * price)
 
     def _pass(self, passes: int, balance: WeightedLoads, found: NDArray[np.uint16]) -> None:
-        columns, none = self._visits.columns, np.empty(0, np.uint32)
+        columns, no_edges = self._visits.columns, np.empty(0, np.uint32)
         for number in range(1, passes + 1):
             node, skip = 0, 0
             name = f"pass {number} of {passes} for {balance.loads.size}"
             with closing(scan_columns(columns, name, self._share, self._progress)) as pieces:
-                for sources in pieces:
+                for sources in chain(pieces, [no_edges]):  # nodes without edges are placed too
                     node, skip = place_weighted(
                         node, skip, columns.degrees, sources, self._ranked, found, balance
                     )
-            node, _ = place_weighted(
-                node, skip, columns.degrees, none, self._ranked, found, balance
-            )
             assert node == found.size
 
 
@@ -368,16 +358,17 @@ def group_partitions(
 
     table   float64 (partitions, partitions)   weights of the edges between each two
     """
-    k, load, weight = options.owners, float(loads.sum()), float(table.sum())
-    price = 1.5 * math.sqrt(k) * weight / load**1.5
-
-    def empty() -> WeightedLoads:
-        return WeightedLoads.empty(k, _PARTITION_SLACK * load / k, price)
-
+    k, load = options.owners, float(loads.sum())
+    price, cap = fennel_price(k, float(table.sum()), load), _PARTITION_SLACK * load / k
     both = table + table.T
-    found = put_together(both, loads, options, empty)
-    even_out(both, loads, found, k, _PARTITION_SLACK * load / k)
+    found = put_together(both, loads, options, lambda: WeightedLoads.empty(k, cap, price))
+    even_out(both, loads, found, k, cap)
     return found
+
+
+def fennel_price(k: int, weight: float, load: float) -> float:
+    """Of a load, times its root; `weight` of all edges, `load` of all nodes."""
+    return 1.5 * math.sqrt(k) * weight / load**1.5 if load else 0.0
 
 
 # -- measuring ------------------------------------------------------------------------------------

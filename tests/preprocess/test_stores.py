@@ -17,8 +17,8 @@ from blockstore.store import Store, open_store, read_rows
 from blockstore.verify import verify_store
 from preprocess.errors import BadInput
 from preprocess.export import export as export_module
-from preprocess.export.edges import columns_of
 from preprocess.export.export import export
+from preprocess.files.store import stored_blocks
 from preprocess.ingest import plan
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
@@ -46,9 +46,9 @@ def rows_for(num_nodes: int, seed: int) -> dict[str, np.ndarray]:
 def stored(store: Store) -> list[naive.Edge]:
     """(target, source, edge id) by store id, in the order of the store."""
     found: list[naive.Edge] = []
-    for dst, src, ids in columns_of(store, store.manifest.relations[0]):
-        numbers = [-1] * dst.size if ids is None else ids.tolist()
-        found += zip(dst.tolist(), src.tolist(), numbers, strict=True)
+    for dst, block in stored_blocks(store, store.manifest.relations[0]):
+        numbers = [-1] * dst.size if block.edge_ids is None else block.edge_ids.tolist()
+        found += zip(dst.tolist(), block.sources.tolist(), numbers, strict=True)
     return found
 
 

@@ -27,7 +27,7 @@ from clients.large.history import HistoricalEmbeddings
 from clients.models import GraphSage
 from clients.torch import Batch
 from preprocess.errors import BadInput
-from preprocess.export.edges import columns_of
+from preprocess.files.store import stored_blocks
 from tools.bench.setup import command
 from tools.command import byte_size
 
@@ -152,7 +152,7 @@ class NodeTask:
                 held.y = torch.from_numpy(read_rows(store, t.label)[inverse].astype(np.int64))
         ids = np.concatenate(original)
         for r in store.manifest.relations:
-            edges = [np.stack([ids[s], ids[d]]) for d, s, _ in columns_of(store, r)]
+            edges = [np.stack([ids[b.sources], ids[d]]) for d, b in stored_blocks(store, r)]
             at = self.data[r.src, r.name, r.dst] if several else self.data
             at.edge_index = torch.from_numpy(np.concatenate(edges, axis=1))
         self.train, self._test = (

@@ -21,7 +21,6 @@ from blockstore.format import HopSet, RowArray
 from blockstore.store import Store, open_store, read_rows
 from blockstore.verify import verify_store
 from preprocess.cli.info import info_text
-from preprocess.export.edges import columns_of
 from preprocess.hops import hops as hops_module
 from preprocess.hops import plan as hops_plan
 from preprocess.hops import rows as hops_rows
@@ -501,8 +500,8 @@ def test_hops_of_real_graphs_equal_float64(name: str, dataset, tmp_path: Path):
     store = open_store(tmp_path / "store")
     (nodes,) = store.manifest.types
     found = nodes.hops["train"]
-    columns = [(d, s.copy()) for d, s, _ in columns_of(store, store.manifest.relations[0])]
-    dst, src = (np.concatenate(ends) for ends in zip(*columns, strict=True))
+    listed = stored_blocks(store, store.manifest.relations[0])
+    dst, src = np.array(listed["dst"]), np.array(listed["src"])
     shape = (nodes.num_nodes, nodes.num_nodes)
     edges = (np.ones(src.size), (dst, src))
     matrix = scipy.sparse.csr_array(edges, shape=shape) + scipy.sparse.eye_array(shape[0])
