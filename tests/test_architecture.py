@@ -84,7 +84,7 @@ BELOW = {  # folder -> folders beside it, and modules, that it builds on
     "preprocess/export": {"files", "ingest", "kernels", "pipeline", "sources", "stages"},
     "preprocess/packs": {"cli.flags", "errors", "files", "hops.hops", "ingest.options", "pipeline"},
     "preprocess/cli": {
-        "derive.plan", "errors", "files", "hops.estimate", "ingest", "kernels", "partition",
+        "derive.plan", "errors", "files", "hops.hops", "ingest", "kernels", "partition",
         "pipeline", "sources",
     },
 }  # fmt: skip

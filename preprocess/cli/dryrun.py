@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from blockstore.units import format_bytes
-from preprocess.hops.estimate import HopsEstimate, without_splits
+from preprocess.hops.hops import HopsEstimate, without_splits
 from preprocess.ingest.contents import check_left_out, list_contents
 from preprocess.ingest.ingest import IngestStages
 from preprocess.ingest.options import IngestOptions

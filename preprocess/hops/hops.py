@@ -7,11 +7,11 @@ order of the store's blocks, in float32: neither memory nor threads show.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +24,31 @@ from blockstore.format import ITEM_BYTES, HopSet, Manifest, RowArray
 from blockstore.store import numpy_dtype, open_store
 from blockstore.units import format_bytes
 from preprocess.errors import BadInput
-from preprocess.files.array_file import ArrayFile, load_array, save_array
+from preprocess.files.array_file import save_array
 from preprocess.files.store import Cut, cut_columns, joined_columns
-from preprocess.hops.plan import HopsPlan, Operator, ResolvedHops, gapless, plan_hops, resolve_hops
-from preprocess.hops.rows import NODES, PLACES, RowTaker, choose_rows, copy_labels
-from preprocess.ingest.contents import as_path
-from preprocess.ingest.options import HopsRequest
-from preprocess.kernels.rows import quantize
+from preprocess.hops.columns import CARRIED, INTO, OUT, HopsRun, hop_file
+from preprocess.hops.plan import (
+    ALL,
+    HopsPlan,
+    Operator,
+    ResolvedHops,
+    gapless,
+    plan_hops,
+    resolve_hops,
+)
+from preprocess.hops.rows import NODES, PLACES, choose_rows, copy_labels
+from preprocess.ingest.contents import Contents, as_path
+from preprocess.ingest.options import HopsRequest, IngestOptions
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import Ran, StageResult
-from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, resumable
+from preprocess.pipeline.stage import Cost, Facts, RunPlan, Stage, resumable, temporary_bytes
 from preprocess.pipeline.work import WorkFolder, sign
-from preprocess.stages.product import ProductStep, RelationProduct, count_degrees, new_columns
-from preprocess.stages.rows import checked_sums, scatter_bytes
+from preprocess.stages.product import count_degrees
+from preprocess.stages.rows import scatter_bytes
 
 DEGREES, ROWS = "hops: degrees", "hops: rows"  # names of stages
 SLICES, ARRAYS = "hops: slices", "hops: arrays"
-_INTO, _OUT, _CARRIED = "into", "out", "carried"  # temporary files
 _PIPELINE = 2  # goes up when stages or their files change: nothing older is taken over
-_NONE = np.empty(0, np.float32)
 
 
 def default_threads() -> int:
@@ -127,43 +133,9 @@ def make_hops(
         else:
             held = resumable(folder, sign(facts, b""), progress, planned, fresh)
         with held as work, ThreadPoolExecutor(threads, thread_name_prefix="hops") as pool:
-            run = HopsRun(work, progress, extender, stages, pool)
-            try:
-                run.execute(stages.stages())
-            finally:
-                run.release()
+            run = HopsRun(work, progress, extender, resolved, plan, pool)
+            run.execute(stages.stages())
             return stages.result(run)
-
-
-class HopsRun(PipelineRun):
-    """The store that is extended, and a slice of all nodes between stages."""
-
-    def __init__(
-        self,
-        work: WorkFolder,
-        progress: Progress,
-        extender: StoreExtender,
-        stages: "HopStages",
-        pool: ThreadPoolExecutor,
-    ) -> None:
-        super().__init__(work, progress)
-        self.extender, self.store, self.pool = extender, extender.store, pool
-        self.resolved, self.plan = stages.resolved, stages.plan
-        self.manifest = extender.store.manifest
-        self._columns: _ColumnSlice | None = None
-
-    @property
-    def columns(self) -> "_ColumnSlice":
-        """A slice of the columns of all nodes; memory is taken at the first use."""
-        if self._columns is None:
-            self._columns = _ColumnSlice(self)
-        return self._columns
-
-    def release(self) -> None:
-        """Give the memory of the columns back."""
-        if self._columns is not None:
-            self._columns.taker.close()
-            self._columns = None
 
 
 class HopStages:
@@ -179,7 +151,7 @@ class HopStages:
         resolved, plan, manifest = self.resolved, self.plan, self._manifest
         nodes, rows, feature = resolved.nodes.num_nodes, resolved.num_rows, resolved.feature
         ids = ITEM_BYTES[manifest.id_dtype]
-        degrees = {_INTO: 8 * nodes, _OUT: 8 * nodes, _CARRIED: resolved.relation.num_blocks}
+        degrees = {INTO: 8 * nodes, OUT: 8 * nodes, CARRIED: resolved.relation.num_blocks}
         made: list[Stage[HopsRun]] = [
             Stage(DEGREES, Cost(self._graph_bytes, 16 * nodes), self._count, degrees),
             Stage(
@@ -230,7 +202,7 @@ class HopStages:
         return made
 
     def _propagate(self, number: int, at: int, operator: Operator | None, run: HopsRun) -> Facts:
-        return run.columns.run(number, at, operator)
+        return run.propagate(number, at, operator)
 
     def _commit(self, run: HopsRun) -> None:
         """Put the arrays together; the store has them then."""
@@ -254,7 +226,7 @@ class HopStages:
         resolved = self.resolved
         weighted = any(operator.weighted for operator in resolved.operators)
         found = count_degrees(run.store, resolved.relation, resolved.nodes, weighted, run.progress)
-        for name, values in ((_INTO, found.into), (_OUT, found.out), (_CARRIED, found.carried)):
+        for name, values in ((INTO, found.into), (OUT, found.out), (CARRIED, found.carried)):
             save_array(run.path(name), values)
         return {"without_edges": int(np.count_nonzero(found.into == 0))}
 
@@ -345,130 +317,51 @@ class HopStages:
                 stage.advance(rows.nbytes)
 
 
-class _ColumnSlice:
-    """One slice of the columns of all nodes, and what operators make of it."""
+# -- hops of a store that an ingest is about to make ----------------------------------------------
 
-    def __init__(self, run: HopsRun) -> None:
-        size = run.resolved.nodes.num_nodes * run.plan.width
-        self._run, self._columns = run, [new_columns(size) for _ in range(run.plan.arrays)]
-        self.taker = RowTaker(run.store, run.folder, run.plan, run.pool)
-        self._made_for: Operator | None = None
-        self._factor = self._scale = _NONE
 
-    def run(self, number: int, operator_number: int, operator: Operator | None) -> Facts:
-        """Keep rows of hop 0, or of the hops of an operator; returns scales of int8."""
-        run = self._run
-        if operator is not None and operator != self._made_for:
-            self._factor, self._scale = self._norms(operator)
-            self._made_for = operator
-        with ArrayFile(run.path(f"x.{number}"), np.float32) as file:
-            file.read_into(0, self._columns[0])
-        count = run.plan.columns(number, run.resolved.feature.row_items)
-        scales = dict[str, list[float]]()
-        if operator is None:
-            name = hop_file(operator_number, 0, number)
-            scales[name] = self._keep(name, self._columns[0], _NONE, count, "hop 0")
-            return {"scales": scales}
-        rows, spare = self._columns[0], self._columns[1:]
-        if self._scale.size:
-            table, scale = rows.reshape(-1, run.plan.width), self._scale[:, None]
-            self._each_range(lambda low, high: np.multiply(
-                table[low:high], scale[low:high], out=table[low:high]))  # fmt: skip
-        missing = run.resolved.missing(operator)
-        for hop in range(1, run.resolved.hops + 1):
-            rows, spare = self._multiply(operator, hop, rows, spare)
-            if hop in missing:
-                name = hop_file(operator_number, hop, number)
-                title = f"hop {hop} of {operator.name}"
-                scales[name] = self._keep(name, rows, self._scale, count, title)
-        return {"scales": scales}
+@dataclass(frozen=True, slots=True)
+class HopsEstimate:
+    """What hops of an ingest will take."""
 
-    def _multiply(
-        self, operator: Operator, hop: int, x: NDArray[np.float32], spare: list[NDArray[np.float32]]
-    ) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
-        """The next hop, and the columns that are free then."""
-        run, steps = self._run, operator.steps()
-        total = len(steps) * self._product.graph_bytes
-        with run.progress.stage(f"hop {hop}", total, "B") as stage:
-            rows = x
-            for scale, share in steps:
-                out = next(each for each in spare if each is not rows)
-                step = ProductStep(self._factor, scale, share, operator.loops)
-                self._product.run(step, rows, x, run.plan.width, out, run.pool, stage)
-                rows = out
-        return rows, [each for each in (x, *spare) if each is not rows]
+    operators: tuple[str, ...]
+    hops: int
+    node_type: str
+    rows: Mapping[str, int]  # of each split, at most
+    plan: HopsPlan
+    temporary_bytes: int
 
-    @cached_property
-    def _product(self) -> RelationProduct:
-        """Of all operators: they have one relation, and weights or not."""
-        run, plan = self._run, self._run.plan
-        return RelationProduct(
-            run.store, run.resolved.relation, load_array(run.path(_CARRIED), np.uint8),
-            weighted=run.resolved.operators[0].weighted, threads=plan.threads,
-            scan_bytes=plan.scan_bytes, resident=plan.resident,
+
+def estimate_hops(
+    manifest: Manifest, options: IngestOptions, where: str
+) -> tuple[HopsEstimate, list[Stage[HopsRun]]]:
+    """What is asked for, and its stages.  Raises BadInput, BudgetTooSmall.
+
+    manifest   of the store to come, edges and labelled nodes as many as there may be
+    """
+    request = options.hops
+    assert request is not None
+    if options.allow_nan:
+        raise BadInput.at(
+            "--hops", "--allow-nan beside it", "finite features, as every hop would spread others",
+            "leave one of them out",
         )  # fmt: skip
-
-    def _norms(self, operator: Operator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """(factor, scale): what each sum is multiplied by; what is in each row beside its value.
-
-        Of `row` they are 1 / in-degree and nothing.  Else rows of node v hold 1 / sqrt(out-degree)
-        times their values: what its out-edges need; so a sum is multiplied by
-        1 / sqrt(in-degree * out-degree).
-        """
-        num_nodes, run = self._run.resolved.nodes.num_nodes, self._run
-        factor = np.empty(num_nodes, np.float32)
-        scale = np.empty(num_nodes if operator.kind != "row" else 0, np.float32)
-        with (
-            ArrayFile(run.path(_INTO), np.float64) as into_file,
-            ArrayFile(run.path(_OUT), np.float64) as out_file,
-            np.errstate(divide="ignore"),
-        ):
-            for low in range(0, num_nodes, 1 << 14):
-                part = slice(low, min(low + (1 << 14), num_nodes))
-                into = into_file.read(low, part.stop - low) + operator.loops
-                inverse = np.where(into > 0, 1 / into, 0.0)
-                if operator.kind == "row":
-                    factor[part] = inverse
-                    continue
-                out = out_file.read(low, part.stop - low) + operator.loops
-                beside = np.where(out > 0, 1 / np.sqrt(out), 1.0)
-                factor[part], scale[part] = np.sqrt(inverse) * beside, beside
-        return factor, scale
-
-    def _each_range(self, work: Callable[[int, int], object]) -> None:
-        total, parts = self._run.resolved.nodes.num_nodes, self._run.plan.threads
-        ends = [total * i // parts for i in range(parts + 1)]
-        list(self._run.pool.map(work, ends[:-1], ends[1:]))
-
-    def _keep(
-        self,
-        name: str,
-        columns: NDArray[np.float32],
-        scale: NDArray[np.float32],
-        count: int,
-        title: str,
-    ) -> list[float]:
-        """Rows to a file, in the dtype of the store; returns the scales of int8.
-
-        Raises BadInput: it cannot hold a number.
-        """
-        run, dtype, unit = self._run, self._run.resolved.dtype, _NONE
-        with run.progress.stage(f"keep {title}", self.taker.num_rows, "rows") as stage:
-            if dtype == "int8":
-                unit = self.taker.greatest(columns, scale, count) / np.float32(127)
-
-            def change(rows: NDArray[np.float32], first: int) -> NDArray[Any]:
-                stage.advance(rows.shape[0])
-                if dtype == "int8":
-                    out = np.empty(rows.shape, np.int8)
-                    quantize(rows, unit, out, np.zeros(2))
-                    return out
-                return checked_sums(rows, dtype, f"{run.store.path}: {title}", first)
-
-            self.taker.write(name, columns, scale, count, change)
-        return [float(value) for value in unit]
+    try:
+        resolved = resolve_hops(manifest, request, where)
+    except BadInput as error:
+        raise BadInput(f"hops: {error}") from error
+    plan = plan_hops(manifest, resolved, options.mem_bytes, default_threads())
+    stages = HopStages(manifest, resolved, plan).stages()
+    found = HopsEstimate(
+        tuple(operator.name for operator in resolved.operators), resolved.hops,
+        resolved.nodes.name, resolved.sizes, plan, temporary_bytes(stages),
+    )  # fmt: skip
+    return found, stages
 
 
-def hop_file(operator: int, hop: int, number: int) -> str:
-    """Temporary file of the rows of a hop in one slice; operator -1: hop 0, of all."""
-    return f"hop.{operator}.{hop}.{number}"
+def without_splits(contents: Contents, options: IngestOptions) -> IngestOptions:
+    """For a source whose splits are not known yet: hops as if every node were in one."""
+    asked = options.hops
+    if asked is None or asked.rows == ALL or any(t.splits for t in contents.types):
+        return options
+    return replace(options, hops=replace(asked, rows="all", splits=()))

@@ -215,7 +215,7 @@ def _find_relation(
     own = _of_itself(manifest, nodes)
     found = own
     if request.relation:
-        found = [r for r in own if request.relation in (r.name, f"{r.src}-{r.name}-{r.dst}")]
+        found = [r for r in own if request.relation in (r.name, r.title)]
     if len(found) != 1:
         what = f"{len(own)} relations of {nodes.name} with itself"
         if request.relation:

@@ -1,9 +1,7 @@
 """Which rows of hops are kept, in which order: nodes, their places in the store, their labels."""
 
 import hashlib
-import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,11 @@ from numpy.typing import NDArray
 
 from blockstore.errors import CorruptBlock
 from blockstore.format import NodeType, RowArray
-from blockstore.io.buffers import byte_view
-from blockstore.io.files import write_exact
 from blockstore.kernels.random import make_key, permute_range
 from blockstore.store import Store, read_rows, scan_rows
 from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile
-from preprocess.hops.plan import ALL, HopsPlan, ResolvedHops
-from preprocess.kernels.hops import take_rows
+from preprocess.hops.plan import ALL, ResolvedHops
 from preprocess.pipeline.stage import PipelineRun
 from preprocess.stages.labels import have_labels
 from preprocess.stages.rows import Emit
@@ -125,70 +120,3 @@ def copy_labels(
             slots = SlotCopies(store, kept, share, run.folder, run.progress)
             some = msgspec.structs.replace(label, num_rows=size)
             slots.rows(nodes.label, nodes.first, some, emit)
-
-
-class RowTaker:
-    """Rows of columns in memory, in the order of the rows that are kept, to a file each."""
-
-    def __init__(
-        self, store: Store, folder: Path, plan: HopsPlan, pool: ThreadPoolExecutor
-    ) -> None:
-        self._places = ArrayFile(folder / PLACES, store.manifest.id_dtype)
-        self._folder, self._plan, self._pool = folder, plan, pool
-
-    @property
-    def num_rows(self) -> int:
-        return int(self._places.size)
-
-    def greatest(
-        self, columns: NDArray[np.float32], scale: NDArray[np.float32], count: int
-    ) -> NDArray[np.float32]:
-        """Largest magnitude in each of the first `count` columns."""
-        most = np.zeros(count, np.float32)
-        for _, rows in self._rows(columns, scale, count, lambda rows, _: np.abs(rows).max(0)):
-            np.maximum(most, rows, out=most)
-        return most
-
-    def write(
-        self,
-        name: str,
-        columns: NDArray[np.float32],
-        scale: NDArray[np.float32],
-        count: int,
-        change: Change,
-    ) -> None:
-        """The first `count` columns, changed, to a new file."""
-        path = self._folder / name
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-
-        def put(rows: NDArray[np.float32], first: int) -> NDArray[Any]:
-            out = np.ascontiguousarray(change(rows, first))
-            write_exact(fd, byte_view(out), first * count * out.itemsize, str(path))
-            return out[:0]
-
-        try:
-            for _ in self._rows(columns, scale, count, put):
-                pass
-        finally:
-            os.close(fd)
-
-    def _rows(
-        self, columns: NDArray[np.float32], scale: NDArray[np.float32], count: int, work: Change
-    ) -> Iterator[tuple[int, NDArray[Any]]]:
-        width = self._plan.width
-        step = max(1, self._plan.piece_bytes // (4 * width))
-
-        def take(first: int) -> tuple[int, NDArray[Any]]:
-            places = self._places.read(first, min(step, self.num_rows - first))
-            out = np.empty((places.size, count), np.float32)
-            take_rows(columns, width, scale, places, out)
-            return first, work(out, first)
-
-        together = 4 * self._plan.threads
-        for low in range(0, self.num_rows, together * step):
-            stop = min(low + together * step, self.num_rows)
-            yield from self._pool.map(take, range(low, stop, step))
-
-    def close(self) -> None:
-        """It may be closed twice."""
-        self._places.close()

@@ -22,8 +22,8 @@ from blockstore.io.buffers import byte_view
 from blockstore.store import open_store
 from blockstore.writer import StoreWriter
 from preprocess.errors import BadInput
-from preprocess.hops.estimate import HopsEstimate, estimate_hops
-from preprocess.hops.hops import HopsRun, make_hops
+from preprocess.hops.columns import HopsRun
+from preprocess.hops.hops import HopsEstimate, estimate_hops, make_hops
 from preprocess.ingest.arrays import quantization_errors
 from preprocess.ingest.contents import Contents, TypeContents, check_left_out, list_contents
 from preprocess.ingest.graph import PARTITION, RANK, IngestRun, IngestStage, counts_file

@@ -72,9 +72,7 @@ def test_a_stopped_one_goes_on_in_its_propagation(
 ):
     """In a child that ends without a word: before that function, or right behind the last byte."""
     path, owner = tmp_path / "once", hops_module.HopStages
-    owner = {"_keep": hops_module._ColumnSlice, "commit": hops_module.StoreExtender}.get(
-        stage, owner
-    )
+    owner = {"_keep": hops_module.HopsRun, "commit": hops_module.StoreExtender}.get(stage, owner)
     whole = getattr(owner, stage)
 
     def cut_off(*args):
@@ -120,7 +118,7 @@ def test_where_hops_cannot_be_made_the_store_is_there(
     def refuse(*_):
         raise BadInput("no")
 
-    monkeypatch.setattr(hops_module._ColumnSlice, "_keep", refuse)
+    monkeypatch.setattr(hops_module.HopsRun, "_keep", refuse)
     with pytest.raises(BadInput, match=r"no; .*once is there, without hops"):
         ingest(PlainSource(small_graph), tmp_path / "once", OPTIONS, QUIET)
     assert tree(tmp_path / "once") == plain

@@ -1,0 +1,206 @@
+"""A slice of the columns of all nodes, in memory: what operators make of it, and rows to keep."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.extend import StoreExtender
+from blockstore.io.buffers import byte_view
+from blockstore.io.files import write_exact
+from preprocess.files.array_file import ArrayFile, load_array
+from preprocess.hops.plan import HopsPlan, Operator, ResolvedHops
+from preprocess.hops.rows import PLACES
+from preprocess.kernels.hops import take_rows
+from preprocess.kernels.rows import quantize
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.stage import Facts, PipelineRun
+from preprocess.pipeline.work import WorkFolder
+from preprocess.stages.product import ProductStep, RelationProduct, new_columns
+from preprocess.stages.rows import checked_sums
+
+INTO, OUT, CARRIED = "into", "out", "carried"  # temporary files
+_NONE = np.empty(0, np.float32)
+
+Change = Callable[[NDArray[np.float32], int], NDArray[Any]]  # (rows, first row)
+
+
+class HopsRun(PipelineRun):
+    """The store that is extended, and a slice of all nodes between stages."""
+
+    def __init__(
+        self,
+        work: WorkFolder,
+        progress: Progress,
+        extender: StoreExtender,
+        resolved: ResolvedHops,
+        plan: HopsPlan,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        super().__init__(work, progress)
+        self.extender, self.store, self.pool = extender, extender.store, pool
+        self.resolved, self.plan = resolved, plan
+        self.manifest = extender.store.manifest
+        self._columns: list[NDArray[np.float32]] = []  # memory is taken at the first use
+        self._product: RelationProduct | None = None
+        self._made_for: Operator | None = None
+        self._factor = self._scale = _NONE
+
+    def release(self) -> None:
+        """Give the memory of columns and blocks back."""
+        self._columns, self._product, self._made_for = [], None, None
+        self._factor = self._scale = _NONE
+
+    def propagate(self, number: int, operator_number: int, operator: Operator | None) -> Facts:
+        """Keep rows of hop 0, or of the hops of an operator; returns scales of int8."""
+        plan = self.plan
+        if not self._columns:
+            size = self.resolved.nodes.num_nodes * plan.width
+            self._columns = [new_columns(size) for _ in range(plan.arrays)]
+        rows, *spare = self._columns
+        with ArrayFile(self.path(f"x.{number}"), np.float32) as file:
+            file.read_into(0, rows)
+        scales = dict[str, list[float]]()
+        if operator is None:
+            name = hop_file(operator_number, 0, number)
+            scales[name] = self._keep(name, rows, _NONE, number, "hop 0")
+            return {"scales": scales}
+        if operator != self._made_for:
+            self._factor, self._scale = self._norms(operator)
+            self._made_for = operator
+        if self._scale.size:
+            table, scale = rows.reshape(-1, plan.width), self._scale[:, None]
+            self._each_range(lambda low, high: np.multiply(
+                table[low:high], scale[low:high], out=table[low:high]))  # fmt: skip
+        missing = self.resolved.missing(operator)
+        for hop in range(1, self.resolved.hops + 1):
+            rows, spare = self._multiply(operator, hop, rows, spare)
+            if hop in missing:
+                name = hop_file(operator_number, hop, number)
+                title = f"hop {hop} of {operator.name}"
+                scales[name] = self._keep(name, rows, self._scale, number, title)
+        return {"scales": scales}
+
+    def _multiply(
+        self, operator: Operator, hop: int, x: NDArray[np.float32], spare: list[NDArray[np.float32]]
+    ) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
+        """The next hop, and the columns that are free then."""
+        steps, plan = operator.steps(), self.plan
+        if self._product is None:  # of all operators: they have one relation, and weights or not
+            self._product = RelationProduct(
+                self.store, self.resolved.relation, load_array(self.path(CARRIED), np.uint8),
+                weighted=operator.weighted, threads=plan.threads, scan_bytes=plan.scan_bytes,
+                resident=plan.resident,
+            )  # fmt: skip
+        total = len(steps) * self._product.graph_bytes
+        with self.progress.stage(f"hop {hop}", total, "B") as stage:
+            rows = x
+            for scale, share in steps:
+                out = next(each for each in spare if each is not rows)
+                step = ProductStep(self._factor, scale, share, operator.loops)
+                self._product.run(step, rows, x, plan.width, out, self.pool, stage)
+                rows = out
+        return rows, [each for each in (x, *spare) if each is not rows]
+
+    def _norms(self, operator: Operator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """(factor, scale): what each sum is multiplied by; what is in each row beside its value.
+
+        Of `row` they are 1 / in-degree and nothing.  Else rows of node v hold 1 / sqrt(out-degree)
+        times their values: what its out-edges need; so a sum is multiplied by
+        1 / sqrt(in-degree * out-degree).
+        """
+        num_nodes = self.resolved.nodes.num_nodes
+        factor = np.empty(num_nodes, np.float32)
+        scale = np.empty(num_nodes if operator.kind != "row" else 0, np.float32)
+        with (
+            ArrayFile(self.path(INTO), np.float64) as into_file,
+            ArrayFile(self.path(OUT), np.float64) as out_file,
+            np.errstate(divide="ignore"),
+        ):
+            for low in range(0, num_nodes, 1 << 14):
+                part = slice(low, min(low + (1 << 14), num_nodes))
+                into = into_file.read(low, part.stop - low) + operator.loops
+                inverse = np.where(into > 0, 1 / into, 0.0)
+                if operator.kind == "row":
+                    factor[part] = inverse
+                    continue
+                out = out_file.read(low, part.stop - low) + operator.loops
+                beside = np.where(out > 0, 1 / np.sqrt(out), 1.0)
+                factor[part], scale[part] = np.sqrt(inverse) * beside, beside
+        return factor, scale
+
+    def _each_range(self, work: Callable[[int, int], object]) -> None:
+        total, parts = self.resolved.nodes.num_nodes, self.plan.threads
+        ends = [total * i // parts for i in range(parts + 1)]
+        list(self.pool.map(work, ends[:-1], ends[1:]))
+
+    def _keep(
+        self,
+        name: str,
+        columns: NDArray[np.float32],
+        scale: NDArray[np.float32],
+        number: int,
+        title: str,
+    ) -> list[float]:
+        """Rows of a slice to a file, in the dtype of the store; returns the scales of int8.
+
+        Raises BadInput: it cannot hold a number.
+        """
+        dtype, unit = self.resolved.dtype, _NONE
+        count = self.plan.columns(number, self.resolved.feature.row_items)
+        with (
+            ArrayFile(self.path(PLACES), self.store.manifest.id_dtype) as places,
+            self.path(name).open("wb", buffering=0) as file,
+            self.progress.stage(f"keep {title}", places.size, "rows") as stage,
+        ):
+            taken = partial(self._rows, places, columns, scale, count)
+            if dtype == "int8":
+                unit = np.zeros(count, np.float32)
+                for most in taken(lambda rows, _: np.abs(rows).max(0)):
+                    np.maximum(unit, most, out=unit)
+                unit /= np.float32(127)
+
+            def put(rows: NDArray[np.float32], first: int) -> NDArray[Any]:
+                stage.advance(rows.shape[0])
+                if dtype == "int8":
+                    out: NDArray[Any] = np.empty(rows.shape, np.int8)
+                    quantize(rows, unit, out, np.zeros(2))
+                else:
+                    out = checked_sums(rows, dtype, f"{self.store.path}: {title}", first)
+                out = np.ascontiguousarray(out)
+                write_exact(file.fileno(), byte_view(out), first * count * out.itemsize, file.name)
+                return out[:0]
+
+            for _ in taken(put):
+                pass
+        return [float(value) for value in unit]
+
+    def _rows(
+        self,
+        places: ArrayFile,
+        columns: NDArray[np.float32],
+        scale: NDArray[np.float32],
+        count: int,
+        work: Change,
+    ) -> Iterator[NDArray[Any]]:
+        """What becomes of the rows that are kept, their first `count` columns, in order."""
+        width, together = self.plan.width, 4 * self.plan.threads
+        step = max(1, self.plan.piece_bytes // (4 * width))
+
+        def take(first: int) -> NDArray[Any]:
+            some = places.read(first, min(step, places.size - first))
+            out = np.empty((some.size, count), np.float32)
+            take_rows(columns, width, scale, some, out)
+            return work(out, first)
+
+        for low in range(0, places.size, together * step):
+            stop = min(low + together * step, places.size)
+            yield from self.pool.map(take, range(low, stop, step))
+
+
+def hop_file(operator: int, hop: int, number: int) -> str:
+    """Temporary file of the rows of a hop in one slice; operator -1: hop 0, of all."""
+    return f"hop.{operator}.{hop}.{number}"
