@@ -322,6 +322,11 @@ class Relation(msgspec.Struct, frozen=True, omit_defaults=True):
     reverse_of: str = ""  # name of the relation (dst, name, src) that this one was made from
     halo: HaloColumns | None = None
 
+    @property
+    def title(self) -> str:
+        """Its name among those of all types."""
+        return f"{self.src}-{self.name}-{self.dst}"
+
     def item_bytes(self, id_dtype: str) -> tuple[int, int, int, int]:
         """Bytes of an edge in arrays of its own: source, id, weight, time; 0: there is none."""
         return (

@@ -67,10 +67,7 @@ def info_text(store: Store) -> str:
     for r in manifest.relations:
         ids = f", edge ids {r.edge_id_dtype}" if r.edge_id_dtype else ""
         size = format_bytes(facts["array_bytes"][r.path])
-        lines.append(
-            f"  {r.src}-{r.name}-{r.dst}  {r.num_edges:,} edges in {r.num_blocks:,} blocks, "
-            f"{size}{ids}"
-        )
+        lines.append(f"  {r.title}  {r.num_edges:,} edges in {r.num_blocks:,} blocks, {size}{ids}")
         lines += [f"    {name:<11} {split_text(rows)}" for name, rows in r.splits.items()]
     policy = "reverses added, " if manifest.undirected else ""
     lines.append(

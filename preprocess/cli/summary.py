@@ -108,7 +108,7 @@ def summarise(store: Store, progress: Progress) -> StoreSummary:
                 counts.add(degrees)
                 stage.advance(num_edges)
             assert counts.num_nodes == sizes[relation.dst]
-            name = f"{relation.src}-{relation.name}-{relation.dst}"
+            name = relation.title
             listed, splits = relation.num_source_edges, _sizes(relation.splits)
             relations.append(
                 RelationSummary(name, relation.num_edges, listed, counts.degrees(), splits)

@@ -69,7 +69,7 @@ class DeriveResult(Ran):
         shape = "x".join(map(str, (new.num_rows, *new.row_shape)))
         lines = [
             f"{path}: {new.path}, {new.dtype} {shape}: {op} of the {origin.name} rows over "
-            f"{self.resolved.title}, fingerprint {self.manifest.fingerprint}",
+            f"{self.resolved.relation.title}, fingerprint {self.manifest.fingerprint}",
             f"zeros       {self.without_neighbors:,} of {target.num_nodes:,} {target.name} nodes "
             "have no neighbor",
             f"took        {self.elapsed_s:.1f} s, {self.plan.num_slices} slices of "

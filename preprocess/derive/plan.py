@@ -67,10 +67,6 @@ class ResolvedDerivation(NamedTuple):
     copies: RowArray | None  # its rows once more, for the halo of the target
 
     @property
-    def title(self) -> str:
-        return _title(self.relation)
-
-    @property
     def origin_dtype(self) -> str:
         """Of an origin's number in its type."""
         return "uint32" if self.origin.num_nodes < 2**32 else "uint64"
@@ -133,15 +129,11 @@ def _find_type(manifest: Manifest, name: str, where: str) -> NodeType:
     return found[0]
 
 
-def _title(relation: Relation) -> str:
-    return f"{relation.src}-{relation.name}-{relation.dst}"
-
-
 def _find_relation(manifest: Manifest, derivation: Derivation, where: str) -> Relation:
     """By name, of those between both types; a type with itself: its in-edges are meant."""
     ends = {derivation.node_type, derivation.origin}
-    named = [r for r in manifest.relations if derivation.relation in (r.name, _title(r))]
-    joining = [_title(r) for r in manifest.relations if {r.src, r.dst} == ends]
+    named = [r for r in manifest.relations if derivation.relation in (r.name, r.title)]
+    joining = [r.title for r in manifest.relations if {r.src, r.dst} == ends]
     found = [r for r in named if {r.src, r.dst} == ends]
     if len(found) == 1:
         return found[0]
@@ -149,11 +141,11 @@ def _find_relation(manifest: Manifest, derivation: Derivation, where: str) -> Re
     if joining:
         between += f": {', '.join(joining)}"
     if found:
-        names = " and ".join(_title(r) for r in found)
+        names = " and ".join(r.title for r in found)
         raise BadInput.at(
             where, names, f"one relation, not {len(found)}", "name it as src-name-dst"
         )
-    text = ", ".join(_title(r) for r in named) or f"relation {derivation.relation!r}"
+    text = ", ".join(r.title for r in named) or f"relation {derivation.relation!r}"
     remedy = "choose one" if joining else "no relation joins them: derive by a type between them"
     raise BadInput.at(where, text, between, remedy)
 
