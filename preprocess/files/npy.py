@@ -5,14 +5,12 @@ import os
 import struct
 import warnings
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from copy import copy
 from math import prod
 from pathlib import Path
 from tokenize import TokenError
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, Any, NamedTuple
 from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 import numpy as np
@@ -22,6 +20,7 @@ from numpy.typing import NDArray
 from blockstore.io.buffers import byte_view
 from blockstore.io.files import write_exact
 from preprocess.errors import BadInput
+from preprocess.files.strided import Fill, Placed, StoredArray, c_strides
 
 _READ_HEADER = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 # numpy parses the header with Python's own parser; what that raises for wild bytes comes through
@@ -37,68 +36,6 @@ _MOST_WORD_BYTES = 64
 _SAVE_AGAIN = "save it again with numpy.save"
 _LIST_HEADER_BYTES = 128  # what numpy takes for any one-dimensional array of numbers
 
-_Fill = Callable[[memoryview], None]
-
-
-class StoredArray(ABC):
-    """An array in a file of any format, read in order; of one dimension, a row is an item.
-
-    `dtype` is in native byte order.  Raises BadInput, from everything here.
-    """
-
-    fortran_order = False  # whether the first index runs fastest in the file
-    seeks = True  # whether reading from the middle costs no more than from the beginning
-
-    def __init__(
-        self, path: Path, where: str, header: str, shape: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> None:
-        """`where` and `header` are the array and what describes it, for messages."""
-        self.path, self.where, self.header = path, where, header
-        self.shape, self.dtype = shape, dtype
-
-    @property
-    def size(self) -> int:
-        """Items in the array."""
-        return prod(self.shape)
-
-    def transposed(self) -> Self:
-        """The same items with the dimensions, and the order, the other way round."""
-        part = copy(self)
-        part.shape, part.fortran_order = self.shape[::-1], not self.fortran_order
-        return part
-
-    def flat(self) -> Self:
-        """The same items as a list."""
-        part = copy(self)
-        part.shape = (self.size,)
-        return part
-
-    @abstractmethod
-    def row(self, index: int) -> Self:
-        """One row of an array of several dimensions in C order, as an array."""
-
-    @abstractmethod
-    def pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
-        """Rows [first, stop), `count` at a time; the array is reused, and not to be written to."""
-
-    def all_pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Every row, `count` at a time."""
-        return self.pieces(0, self.shape[0], count)
-
-    def read(self, first: int, count: int) -> NDArray[Any]:
-        """Rows [first, first + count)."""
-        out = np.empty((count, *self.shape[1:]), self.dtype)
-        for piece in self.pieces(first, first + count, count):
-            out[:] = piece
-        return out
-
-    def check(self, fits: bool, expected: str, remedy: str = "save it again") -> None:
-        """Raises BadInput, which says what the array is, unless it `fits`."""
-        if not fits:
-            order = " in Fortran order" if self.fortran_order else ""
-            found = f"shape {self.shape} of {self.dtype}{order}"
-            raise BadInput.at(self.header, found, expected, remedy)
-
 
 class _Header(NamedTuple):
     """What stands before the items of a `.npy` file."""
@@ -108,68 +45,20 @@ class _Header(NamedTuple):
     stored: np.dtype[Any]
     num_bytes: int
 
+    @property
+    def fortran_order(self) -> bool:
+        """Whether that makes a difference."""
+        return self.fortran and len(self.shape) > 1 and min(self.shape) > 1
 
-class _Items(StoredArray):
-    """Items that lie together in a file, which is open only while it is read."""
-
-    def __init__(self, path: Path, where: str, header: _Header, start: int) -> None:
-        """`start` is the offset of the first item."""
-        dtype = header.stored.newbyteorder("=")
-        super().__init__(path, where, f"{where}: header", header.shape, dtype)
-        self._stored, self._start, self._first = header.stored, start, 0
-        self.fortran_order = header.fortran and len(self.shape) > 1 and min(self.shape) > 1
-
-    def row(self, index: int) -> Self:
-        """One row of an array of several dimensions in C order, as an array."""
-        part = copy(self)
-        part.shape = self.shape[1:]
-        part._first += index * part.size
-        return part
-
-    def pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
-        """Rows [first, stop), `count` at a time; the array is reused by the next step."""
-        count, width = max(count, 1), prod(self.shape[1:])
-        rows = min(count, max(stop - first, 0))
-        buffer = np.empty((rows, *self.shape[1:]), self.dtype)
-        with self._opened((self._first + first * width) * self.dtype.itemsize) as fill:
-            for at in range(first, stop, count):
-                piece = buffer[: min(count, stop - at)]
-                fill(byte_view(piece))
-                if not self._stored.isnative:
-                    piece.byteswap(inplace=True)
-                yield piece
-
-    def _opened(self, offset: int) -> AbstractContextManager[_Fill]:
-        """A function that reads the next bytes, beginning at an offset into the items."""
-        return self._in_place(self._start + offset)
-
-    @contextmanager
-    def _in_place(self, offset: int) -> Iterator[_Fill]:
-        def fill(view: memoryview) -> None:
-            nonlocal offset
-            read_at(fd, view, offset, self.path, "it became shorter while it was read")
-            os.posix_fadvise(fd, offset, len(view), os.POSIX_FADV_DONTNEED)  # it is read once
-            offset += len(view)
-
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            yield fill
-        finally:
-            os.close(fd)
+    def placed(self, offset: int) -> Placed:
+        """The items, of which the first is there."""
+        strides = c_strides(self.shape)
+        if self.fortran_order:
+            strides = c_strides(self.shape[::-1])[::-1]
+        return Placed(self.stored.str, self.shape, strides, offset)
 
 
-def read_at(fd: int, view: memoryview, offset: int, path: Path, remedy: str) -> None:
-    """Bytes of a file from an offset on.  Raises BadInput: it ends before."""
-    done = 0
-    while done < len(view):
-        count = os.preadv(fd, [view[done:]], offset + done)
-        if count == 0:
-            left = f"{len(view) - done} more bytes"
-            raise BadInput.at(f"{path}+{offset + done}", "the end of the file", left, remedy)
-        done += count
-
-
-class NpyFile(_Items):
+class NpyFile(StoredArray):
     """A `.npy` file.
 
     Raises BadInput: missing, not an npy file, objects or records, or shorter than it says.
@@ -179,15 +68,17 @@ class NpyFile(_Items):
         with _translated(path, str(path)), path.open("rb") as f:
             header = _read_header(f)
         _check_numbers(str(path), header)
-        super().__init__(path, str(path), header, header.num_bytes)
+        super().__init__(path, str(path), f"{path}: header", header.placed(header.num_bytes))
+        self.fortran_order = header.fortran_order
         _check_size(str(path), path.stat().st_size, self._start + _num_bytes(header), header)
 
 
-class RawFile(_Items):
+class RawFile(StoredArray):
     """A file of items in C order without a header.  Raises BadInput: missing, of another size."""
 
     def __init__(self, path: Path, dtype: Any, shape: tuple[int, ...]) -> None:
-        super().__init__(path, str(path), _Header(shape, False, np.dtype(dtype), 0), 0)
+        placed = _Header(shape, False, np.dtype(dtype), 0).placed(0)
+        super().__init__(path, str(path), f"{path}: header", placed)
         with _translated(path, str(path)), path.open("rb") as f:
             found = f.seek(0, os.SEEK_END)
         expected = self.size * self.dtype.itemsize
@@ -198,7 +89,7 @@ class RawFile(_Items):
             )  # fmt: skip
 
 
-class ZipArray(_Items):
+class ZipArray(StoredArray):
     """An array of a `.npz` file: read in place where it is stored, else decompressed in order.
 
     Items far into a compressed array cost the time to decompress all before them.
@@ -214,7 +105,8 @@ class ZipArray(_Items):
             header = _read_header(f)
             start = _data_offset(path, info) + header.num_bytes
         _check_numbers(where, header)
-        super().__init__(path, where, header, start)
+        super().__init__(path, where, f"{where}: header", header.placed(start))
+        self.fortran_order = header.fortran_order
         self._member = member
         self._packed = info.compress_type != ZIP_STORED
         self.seeks = not self._packed
@@ -222,23 +114,25 @@ class ZipArray(_Items):
         expected = header.num_bytes + _num_bytes(header)
         _check_size(where, info.file_size, expected, header, whole)
 
-    def _opened(self, offset: int) -> AbstractContextManager[_Fill]:
-        return self._unpacked(offset) if self._packed else super()._opened(offset)
+    def _opened(self) -> AbstractContextManager[Fill]:
+        return self._unpacked() if self._packed else super()._opened()
 
     @contextmanager
-    def _unpacked(self, offset: int) -> Iterator[_Fill]:
+    def _unpacked(self) -> Iterator[Fill]:
+        at = 0  # bytes of the items that have been decompressed
+
+        def fill(view: memoryview, offset: int, _once: bool) -> None:
+            nonlocal at
+            assert offset >= at
+            end = offset + len(view)
+            while at < end:
+                part = self._part(stream, (end if at >= offset else offset) - at)
+                if at >= offset:
+                    view[at - offset : at - offset + len(part)] = part
+                at += len(part)
+
         with _member(self.path, self._member, "was it replaced?") as (stream, _):
             _read_header(stream)
-            while offset:
-                offset -= len(self._part(stream, offset))
-
-            def fill(view: memoryview) -> None:
-                done = 0
-                while done < len(view):
-                    part = self._part(stream, len(view) - done)
-                    view[done : done + len(part)] = part
-                    done += len(part)
-
             yield fill
             stream.read(1)  # the checksum is compared at the end
 

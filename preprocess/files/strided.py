@@ -1,9 +1,12 @@
-"""Arrays inside a file at any strides, as files of torch have them: described, read by rows."""
+"""Arrays inside files, at any strides: described, and read by rows in pieces; nothing is mapped."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -12,10 +15,12 @@ from numpy.typing import NDArray
 
 from blockstore.io.buffers import byte_view
 from preprocess.errors import BadInput
-from preprocess.files.npy import StoredArray, read_at
 
 _MOST_SPAN = 1 << 20  # bytes that are read at once where rows do not lie side by side
 BFLOAT16 = "bfloat16"
+
+# reads bytes from an offset, counted from that of the array; whether none of them is read again
+Fill = Callable[[memoryview, int, bool], None]
 
 
 class Placed(msgspec.Struct, frozen=True, tag=True):
@@ -38,72 +43,151 @@ class GivenArray(msgspec.Struct, frozen=True, tag=True):
 Array = Placed | GivenArray
 
 
-class StridedRows(StoredArray):
-    """Rows of an array, in order.  bfloat16 is given as float32.
+class StoredArray:
+    """An array in a file of any format, read in order; of one dimension, a row is an item.
 
-    Raises BadInput: it is one number; while it is read, the file has become shorter.
+    `dtype` is in native byte order; bfloat16 is given as float32.  The file is open only while it
+    is read.  Raises BadInput, from everything here.
     """
 
-    def __init__(self, path: Path, array: Array, where: str) -> None:
-        self._array, self._is_bfloat16 = array, array.dtype == BFLOAT16
-        self._stored = np.dtype(np.uint16 if self._is_bfloat16 else array.dtype)
-        dtype = np.dtype(np.float32) if self._is_bfloat16 else self._stored
-        super().__init__(path, where, where, array.shape, dtype)
-        if not array.shape:
-            raise BadInput.at(where, "one number", "rows", "leave it out")
+    fortran_order = False  # whether the file says so: the first index runs fastest in it
+    seeks = True  # whether reading from the middle costs no more than from the beginning
 
-    def row(self, index: int) -> "StridedRows":
+    def __init__(self, path: Path, where: str, header: str, array: Placed) -> None:
+        """`where` and `header` are the array and what describes it, for messages."""
+        self.path, self.where, self.header = path, where, header
+        self.shape, self._strides, self._start = array.shape, array.strides, array.offset
+        self._is_bfloat16 = array.dtype == BFLOAT16
+        self._stored = np.dtype(np.uint16 if self._is_bfloat16 else array.dtype)
+        self._items = self._stored.newbyteorder("=")
+        self.dtype = np.dtype(np.float32) if self._is_bfloat16 else self._items
+        self._first = 0  # item of the array that is the first of this one
+
+    @property
+    def size(self) -> int:
+        """Items in the array."""
+        return prod(self.shape)
+
+    def transposed(self) -> Self:
+        """The same items with the dimensions, and the order, the other way round."""
+        part = copy(self)
+        part.shape, part._strides = self.shape[::-1], self._strides[::-1]
+        part.fortran_order = not self.fortran_order
+        return part
+
+    def flat(self) -> Self:
+        """The same items, in the order of the file, as a list."""
+        part = copy(self)
+        part.shape, part._strides = (self.size,), (1,)
+        return part
+
+    def row(self, index: int) -> Self:
         """One row of an array of several dimensions, as an array."""
-        array, item = self._array, self._stored.itemsize
-        if isinstance(array, GivenArray):
-            num_bytes = prod(array.shape[1:]) * item
-            items = array.items[index * num_bytes : (index + 1) * num_bytes]
-            row: Array = GivenArray(array.dtype, array.shape[1:], items)
-        else:
-            offset = array.offset + index * array.strides[0] * item
-            row = Placed(array.dtype, array.shape[1:], array.strides[1:], offset)
-        return StridedRows(self.path, row, self.where)
+        part = copy(self)
+        part.shape, part._strides = self.shape[1:], self._strides[1:]
+        part._first += index * self._strides[0]
+        return part
 
     def pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
         """Rows [first, stop), `count` at a time; the array is reused, and not to be written to."""
-        array = self._array
-        if isinstance(array, GivenArray):
-            rows = np.frombuffer(array.items, self._stored).reshape(array.shape)
-            for at in range(first, stop, count):
-                yield self._widened(rows[at : min(at + count, stop)])
-            return
-        buffer = np.empty((min(count, max(stop - first, 0)), *self.shape[1:]), self._stored)
-        with self.path.open("rb", buffering=0) as file:
+        count = max(count, 1)
+        buffer = np.empty((min(count, max(stop - first, 0)), *self.shape[1:]), self._items)
+        with self._opened() as fill:
             for at in range(first, stop, count):
                 piece = buffer[: min(count, stop - at)]
-                offset = array.offset + at * array.strides[0] * self._stored.itemsize
-                self._fill(file.fileno(), piece, offset, array.strides)
-                yield self._widened(piece)
+                self._fill(fill, piece, self._first + at * self._strides[0], self._strides)
+                if not self._stored.isnative:
+                    piece.byteswap(inplace=True)
+                if self._is_bfloat16:
+                    yield (piece.astype(np.uint32) << 16).view(np.float32)
+                else:
+                    yield piece
 
-    def _widened(self, values: NDArray[Any]) -> NDArray[Any]:
-        if not self._is_bfloat16:
-            return values
-        return (values.astype(np.uint32) << 16).view(np.float32)
+    def all_pieces(self, count: int) -> Iterator[NDArray[Any]]:
+        """Every row, `count` at a time."""
+        return self.pieces(0, self.shape[0], count)
 
-    def _fill(self, fd: int, out: NDArray[Any], offset: int, strides: tuple[int, ...]) -> None:
-        """Items that begin at an offset: all at once, or in halves that lie close together."""
+    def read(self, first: int, count: int) -> NDArray[Any]:
+        """Rows [first, first + count)."""
+        out = np.empty((count, *self.shape[1:]), self.dtype)
+        for piece in self.pieces(first, first + count, count):
+            out[:] = piece
+        return out
+
+    def check(self, fits: bool, expected: str, remedy: str = "save it again") -> None:
+        """Raises BadInput, which says what the array is, unless it `fits`."""
+        if not fits:
+            order = " in Fortran order" if self.fortran_order else ""
+            found = f"shape {self.shape} of {self.dtype}{order}"
+            raise BadInput.at(self.header, found, expected, remedy)
+
+    def _opened(self) -> AbstractContextManager[Fill]:
+        return self._in_place()
+
+    @contextmanager
+    def _in_place(self) -> Iterator[Fill]:
+        def fill(view: memoryview, offset: int, once: bool) -> None:
+            offset, done = self._start + offset, 0
+            while done < len(view):
+                count = os.preadv(fd, [view[done:]], offset + done)
+                if count == 0:
+                    raise BadInput.at(
+                        f"{self.path}+{offset + done}", "the end of the file",
+                        f"{len(view) - done} more bytes", "it became shorter while it was read",
+                    )  # fmt: skip
+                done += count
+            if once:
+                os.posix_fadvise(fd, offset, len(view), os.POSIX_FADV_DONTNEED)
+
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield fill
+        finally:
+            os.close(fd)
+
+    def _fill(self, fill: Fill, out: NDArray[Any], first: int, strides: tuple[int, ...]) -> None:
+        """Items that begin at the `first`: all at once, or in halves that lie close together."""
         if not out.size:
             return
         if _lie_together(out, strides):
-            read_at(fd, byte_view(out), offset, self.path, "copy it again")
+            fill(byte_view(out), first * out.itemsize, True)
             return
         reach = [(n - 1) * s for n, s in zip(out.shape, strides, strict=True)]
         span = sum(reach) + 1
         if span * out.itemsize <= _MOST_SPAN:
             raw = np.empty(span, out.dtype)
-            read_at(fd, byte_view(raw), offset, self.path, "copy it again")
+            fill(byte_view(raw), first * out.itemsize, False)  # between rows lie others
             out[...] = as_strided(raw, out.shape, [s * out.itemsize for s in strides])
             return
         axis = int(np.argmax(reach))
         half = out.shape[axis] // 2
         low, high = np.split(out, [half], axis)
-        self._fill(fd, low, offset, strides)
-        self._fill(fd, high, offset + half * strides[axis] * out.itemsize, strides)
+        self._fill(fill, low, first, strides)
+        self._fill(fill, high, first + half * strides[axis], strides)
+
+
+class StridedRows(StoredArray):
+    """A tensor or an array of a file of torch.  Raises BadInput: it is one number."""
+
+    def __init__(self, path: Path, array: Array, where: str) -> None:
+        if not array.shape:
+            raise BadInput.at(where, "one number", "rows", "leave it out")
+        self._given = array.items if isinstance(array, GivenArray) else None
+        if isinstance(array, GivenArray):
+            array = Placed(array.dtype, array.shape, c_strides(array.shape), 0)
+        super().__init__(path, where, where, array)
+
+    def _opened(self) -> AbstractContextManager[Fill]:
+        return super()._opened() if self._given is None else nullcontext(self._copy)
+
+    def _copy(self, view: memoryview, offset: int, _once: bool) -> None:
+        assert self._given is not None
+        view[:] = self._given[offset : offset + len(view)]
+
+
+def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in items of an array in C order."""
+    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def _lie_together(out: NDArray[Any], strides: tuple[int, ...]) -> bool:

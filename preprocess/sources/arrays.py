@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile
-from preprocess.files.npy import NpyFile, StoredArray
+from preprocess.files.npy import NpyFile
+from preprocess.files.strided import StoredArray
 from preprocess.files.torchfile import kind_of, open_tensor, read_torch
 from preprocess.pipeline.stage import Facts
 from preprocess.sources.source import EdgePieces, SourceRows

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.files.npy import NpyFile, RawFile, StoredArray, has_header
+from preprocess.files.npy import NpyFile, RawFile, has_header
+from preprocess.files.strided import StoredArray
 from preprocess.sources.arrays import ArrayRows, EdgeArray
 from preprocess.sources.source import Ends, Source, SourceRows, split_ends
 

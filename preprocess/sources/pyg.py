@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.files.npy import StoredArray
-from preprocess.files.strided import GivenArray, Placed, StridedRows
+from preprocess.files.strided import GivenArray, Placed, StoredArray, StridedRows
 from preprocess.files.torchfile import TorchObject, kind_of, read_torch
 from preprocess.sources.arrays import ArrayRows, CompressedEdges, EdgeArray, EdgeLists, id_rows
 from preprocess.sources.source import NODE, RELATION, EdgeFile, Ends, Owner, Source, SourceRows

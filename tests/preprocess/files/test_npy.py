@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preprocess.errors import BadInput
-from preprocess.files.npy import NpyFile, NpyWriter, RawFile, StoredArray, ZipArray, list_members
+from preprocess.files.npy import NpyFile, NpyWriter, RawFile, ZipArray, list_members
+from preprocess.files.strided import StoredArray
 
 
 def open_stored(folder: Path, values: np.ndarray, kind: str) -> StoredArray:
