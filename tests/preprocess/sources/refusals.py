@@ -29,7 +29,7 @@ def text(name: str, content: str | bytes) -> Spoiler:
 
 
 def save(name: str, values: Any) -> Spoiler:
-    """Replaces an npy file."""
+    """Replaces an npy file, named with its suffix or without."""
     return lambda folder: np.save(folder / name, np.asarray(values))
 
 

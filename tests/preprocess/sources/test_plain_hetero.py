@@ -1,7 +1,6 @@
 """The plain layout of several types: as real folders have it, in all its forms; refusals."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from tests.preprocess.sources.conformance import (
     check_source,
     round_trip,
 )
-from tests.preprocess.sources.refusals import assert_refused
+from tests.preprocess.sources.refusals import Spoiler, assert_refused, cut, drop, save, text
 
 WRITES = np.array([[0, 1, 1, 0], [2, 0, 1, 2]])
 CITES = np.array([[0, 2], [1, 1]])
@@ -125,46 +124,18 @@ def test_names_are_encoded_where_they_must_be(tmp_path: Path):
     check_source(open_source(tmp_path).source, ExpectedGraph(types, relations))
 
 
-def save(name: str, array: object) -> Callable[[Path], None]:
-    """A spoiler that replaces an array."""
-    return lambda folder: np.save(folder / f"{name}.npy", np.asarray(array))
-
-
-def cut(name: str) -> Callable[[Path], None]:
-    """A spoiler that takes the end of a file."""
-
-    def change(folder: Path) -> None:
-        path = folder / f"{name}.npy"
-        path.write_bytes(path.read_bytes()[:-1])
-
-    return change
-
-
-def schema(**changes: object) -> Callable[[Path], None]:
+def schema(**changes: object) -> Spoiler:
     """A spoiler that changes fields of the schema."""
-    return lambda folder: void((folder / "schema.json").write_text(json.dumps(SCHEMA | changes)))
-
-
-def text(words: str) -> Callable[[Path], None]:
-    """A spoiler that replaces the schema."""
-    return lambda folder: void((folder / "schema.json").write_text(words))
-
-
-def void(_: object) -> None:
-    """Nothing."""
-
-
-def gone(name: str) -> Callable[[Path], None]:
-    """A spoiler that removes a file."""
-    return lambda folder: (folder / name).unlink()
+    return text("schema.json", json.dumps(SCHEMA | changes))
 
 
 W = "edge__author__writes__paper"
 REFUSED = {
-    "no schema": (gone("schema.json"), "schema.json: found no file"),
-    "no json": (text("{"), "schema.json: found Input data was truncated"),
+    "no schema": (drop("schema.json"), "schema.json: found no file"),
+    "no json": (text("schema.json", "{"), "schema.json: found Input data was truncated"),
     "a type twice": (
-        text('{"node_types": {"a": 1, "a": 2}, "relations": []}'), "schema.json: found 'a' twice",
+        text("schema.json", '{"node_types": {"a": 1, "a": 2}, "relations": []}'),
+        "schema.json: found 'a' twice",
     ),
     "a relation twice": (
         schema(relations=["paper|cites|paper"] * 2), "found relation paper|cites|paper twice",
@@ -175,8 +146,8 @@ REFUSED = {
     "unknown type": (schema(relations=["x|cites|paper"]), "found node type 'x' of x|cites|paper"),
     "unknown target": (schema(target="nobody"), "schema.json: found target 'nobody'"),
     "odd offsets": (schema(offsets={"paper": 1}), "found offset 1 of paper, expected 2"),
-    "no edges": (gone(f"{W}.npy"), f"{W}.npy: found no file"),
-    "edges cut": (cut(W), f"{W}.npy: end: found"),
+    "no edges": (drop(f"{W}.npy"), f"{W}.npy: found no file"),
+    "edges cut": (cut(f"{W}.npy"), f"{W}.npy: end: found"),
     "edges of floats": (save(W, WRITES * 1.0), f"{W}.npy: header: found shape (2, 4) of float64"),
     "edges turned": (save(W, WRITES.T), f"{W}.npy: header: found shape (4, 2)"),
     "a source too large": (save(W, [[2], [0]]), f"{W}.npy[0, 0]: found node id 2, expected 0 to 1"),
@@ -190,8 +161,8 @@ REFUSED = {
     "few features": (save("feat__author", [[1]]), "feat__author.npy: header: found 1 rows, exp"),
     "flat features": (save("feat__author", [1, 2]), "feat__author.npy: header: found shape (2,)"),
     "complex": (save("feat__author__z", [1j, 2]), "__z.npy: header: found shape (2,) of c"),
-    "indices cut": (cut("feat__paper__indices"), "feat__paper__indices.npy: end: found"),
-    "no data": (gone("feat__paper__data.npy"), "feat__paper__data.npy: found no file"),
+    "indices cut": (cut("feat__paper__indices.npy"), "feat__paper__indices.npy: end: found"),
+    "no data": (drop("feat__paper__data.npy"), "feat__paper__data.npy: found no file"),
     "few offsets": (
         save("feat__paper__indptr", [0, 1, 3]), "feat__paper__indptr.npy: header: found shape (3,)",
     ),
