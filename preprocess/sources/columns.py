@@ -187,14 +187,12 @@ class TableArray:
         )
 
 
-def list_splits(
-    tables: TableSequence, splits: Splits, put: Callable[[str, NDArray[np.int64]], None]
-) -> None:
-    """Hand over the numbers of the rows of each split, in order.  Raises BadInput."""
+def split_rows(tables: TableSequence, splits: Splits) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """(split, numbers of rows that are in it), some rows at a time, in order.  Raises BadInput."""
     for split, column in splits.masks:
         row = 0
         for (flags,) in tables.arrays({column: FLAG}, _SPLIT_ROWS):
-            put(split, np.flatnonzero(flags) + row)
+            yield split, np.flatnonzero(flags) + row
             row += flags.size
     if not splits.word:
         return
@@ -208,5 +206,5 @@ def list_splits(
                 "correct the line",
             )  # fmt: skip
         for split in SPLITS:
-            put(split, np.flatnonzero(np.isin(found, np.flatnonzero(names == split))) + row)
+            yield split, np.flatnonzero(names[found] == split) + row
         row += found.size

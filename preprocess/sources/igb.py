@@ -6,8 +6,9 @@ labels; zeros follow.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from preprocess.errors import BadInput
 from preprocess.files.npy import NpyFile, RawFile, has_header
 from preprocess.files.strided import StoredArray
 from preprocess.sources.arrays import ArrayRows, EdgeArray
-from preprocess.sources.source import Ends, Source, SourceRows, split_ends
+from preprocess.sources.source import Ends, Rows, Source, SourceRows, split_ends
 
 PROCESSED, EDGES, FEATURES = "processed", "edge_index.npy", "node_feat.npy"
 NUM_COLUMNS = 1024  # of features
@@ -122,16 +123,16 @@ class IgbSource(Source):
             )  # fmt: skip
         return num_rows
 
-    def _label_rows(self, name: str, folder: Path, classes: str) -> "_Labels":
+    def _label_rows(self, name: str, folder: Path, classes: str) -> Rows:
         path, num_papers = folder / f"node_label_{classes}.npy", self.num_nodes[_PAPER]
         num_labelled = min(self._known.num_labelled.get(classes, num_papers), num_papers)
         if has_header(path):
-            return _Labels(name, NpyFile(path), num_papers, num_labelled)
+            return _label_array(name, NpyFile(path), num_papers, num_labelled)
         whole = self._rows_of(path, _PAPER)
         item = np.dtype(np.float32).itemsize
         num_rows = num_labelled if path.stat().st_size == num_labelled * item else whole
         file = RawFile(path, np.float32, (num_rows,))
-        return _Labels(name, file, num_papers, num_labelled)
+        return _label_array(name, file, num_papers, num_labelled)
 
 
 class Igb2kSource(IgbSource):
@@ -146,50 +147,42 @@ class Igb2kSource(IgbSource):
         return None
 
 
-class _Labels:
-    """Classes of papers, -1 where there is none.
+def _label_array(name: str, file: StoredArray, num_papers: int, num_labelled: int) -> Rows:
+    """Classes of papers, -1 where there is none: at `num_labelled` and beyond, whatever is there.
 
     Raises BadInput: another shape or dtype; while it is read, a number that is no class.
     """
+    file.check(len(file.shape) == 1 and file.dtype.kind in "iuf", "(papers,) of numbers")
+    if file.shape[0] not in (num_papers, num_labelled):
+        raise BadInput.at(
+            file.header, f"{file.shape[0]} rows", f"{num_papers}, one a paper",
+            "is it of this graph?",
+        )  # fmt: skip
+    form = SourceRows(name, _LABEL_DTYPE, (), num_papers, "dense", file.where)
+    return Rows(form, partial(_label_pieces, file, num_papers, num_labelled), file.path)
 
-    def __init__(self, name: str, file: StoredArray, num_papers: int, num_labelled: int) -> None:
-        """Those at `num_labelled` and beyond have none, whatever the file holds."""
-        file.check(len(file.shape) == 1 and file.dtype.kind in "iuf", "(papers,) of numbers")
-        if file.shape[0] not in (num_papers, num_labelled):
-            raise BadInput.at(
-                file.header, f"{file.shape[0]} rows", f"{num_papers}, one a paper",
-                "is it of this graph?",
-            )  # fmt: skip
-        self.name, self.path, self._file, self._num_labelled = name, file.path, file, num_labelled
-        self.form = SourceRows(name, _LABEL_DTYPE, (), num_papers, "dense", file.where)
 
-    def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Labels in order, at most `count` at a time; the array is reused."""
-        num_papers, done = self.form.num_rows, 0
-        out = np.empty(min(count, num_papers), _LABEL_DTYPE)
-        for piece in self._file.pieces(0, self._num_labelled, count):
-            yield self._classes(piece, done, out[: piece.size])
-            done += piece.size
-        out[:] = -1
-        for first in range(done, num_papers, count):
-            yield out[: num_papers - first]
-
-    def _classes(
-        self, values: NDArray[Any], first: int, out: NDArray[np.int16]
-    ) -> NDArray[np.int16]:
-        """Numbers as classes, into `out`; `first` is the place of the first."""
-        most = np.iinfo(out.dtype).max
+def _label_pieces(
+    file: StoredArray, num_papers: int, num_labelled: int, count: int
+) -> Iterator[NDArray[np.int16]]:
+    out, most = np.empty(min(count, num_papers), _LABEL_DTYPE), np.iinfo(_LABEL_DTYPE).max
+    done = 0
+    for values in file.pieces(0, num_labelled, count):
         known = ~np.isnan(values) if values.dtype.kind == "f" else np.ones(values.shape, np.bool_)
         bad = known & ~((values >= -1) & (values <= most) & (values == np.floor(values)))
         if bad.any():
             at = int(np.argmax(bad))
             raise BadInput.at(
-                f"{self._file.where}[{first + at}]", f"label {values[at]}",
+                f"{file.where}[{done + at}]", f"label {values[at]}",
                 f"a class from 0 to {most}, or -1 or NaN for none", "is it of this graph?",
             )  # fmt: skip
         out[:] = -1
-        np.copyto(out, values, where=known, casting="unsafe")
-        return out
+        np.copyto(out[: values.size], values, where=known, casting="unsafe")
+        yield out[: values.size]
+        done += values.size
+    out[:] = -1
+    for first in range(done, num_papers, count):
+        yield out[: num_papers - first]
 
 
 def _graphs(path: Path) -> list[Path]:

@@ -6,6 +6,7 @@ classes runs, and PyG need not be installed.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from preprocess.errors import BadInput
 from preprocess.files.strided import GivenArray, Placed, StoredArray, StridedRows
 from preprocess.files.torchfile import TorchObject, kind_of, read_torch
 from preprocess.sources.arrays import ArrayRows, CompressedEdges, EdgeArray, EdgeLists, id_rows
-from preprocess.sources.source import NODE, RELATION, EdgeFile, Ends, Owner, Source, SourceRows
+from preprocess.sources.source import NODE, RELATION, EdgeFile, Ends, Owner, Rows, Source
 
 _ONLY: Ends = (NODE, RELATION, NODE)  # the relation of a `Data`
 _EDGES = ("edge_index", "adj_t")
@@ -146,7 +147,7 @@ class PygSource(Source):
                 continue
             array, is_node = StridedRows(self._file, value, where), isinstance(owner, str)
             if is_split and form == "mask":
-                self.add_split(owner, _Mask(_SPLITS[split], array, count, says))
+                self.add_split(owner, _mask(_SPLITS[split], array, count, says))
             elif is_split:
                 self.add_split(owner, id_rows(_SPLITS[split], array))
             elif is_node and key == "y":
@@ -156,32 +157,24 @@ class PygSource(Source):
                 self.add_array(owner, ArrayRows(name, array, count, says))
 
 
-class _Mask:
-    """A split as truth values, of which the first column counts."""
+def _mask(name: str, array: StridedRows, num_rows: int, says: str) -> Rows:
+    """A split as truth values, of which the first column counts; they are counted here."""
+    shape = array.shape
+    fits = array.dtype.kind in "bu" and len(shape) <= 2 and 0 not in shape[1:]
+    array.check(fits, "truth values, one a row", "convert it")
+    rows = ArrayRows(name, array, num_rows, says)
+    num_ids = sum(ids.size for ids in _masked(rows, _SCAN_ROWS))
+    form = rows.form._replace(dtype=np.dtype(np.int64), row_shape=(), num_rows=num_ids)
+    return Rows(form, partial(_masked, rows), rows.path)
 
-    def __init__(self, name: str, array: StridedRows, num_rows: int, says: str) -> None:
-        shape = array.shape
-        fits = array.dtype.kind in "bu" and len(shape) <= 2 and 0 not in shape[1:]
-        array.check(fits, "truth values, one a row", "convert it")
-        rows = ArrayRows(name, array, num_rows, says)
-        self.name, self.path, self._rows, self._num_ids = name, rows.path, rows, -1
 
-    @property
-    def form(self) -> SourceRows:
-        """What it is; the mask is counted, once."""
-        if self._num_ids < 0:
-            self._num_ids = sum(ids.size for ids in self.pieces(_SCAN_ROWS))
-        return self._rows.form._replace(
-            dtype=np.dtype(np.int64), row_shape=(), num_rows=self._num_ids
-        )
-
-    def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        first = 0
-        for piece in self._rows.pieces(count):
-            ids = first + np.flatnonzero(piece.reshape(piece.shape[0], -1)[:, 0])
-            if ids.size:
-                yield ids
-            first += piece.shape[0]
+def _masked(rows: ArrayRows, count: int) -> Iterator[NDArray[Any]]:
+    first = 0
+    for piece in rows.pieces(count):
+        ids = first + np.flatnonzero(piece.reshape(piece.shape[0], -1)[:, 0])
+        if ids.size:
+            yield ids
+        first += piece.shape[0]
 
 
 def _read_stores(path: Path) -> tuple[dict[str, Store], dict[Ends, Store]]:

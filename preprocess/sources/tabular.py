@@ -22,7 +22,7 @@ from preprocess.sources.columns import (
     NodeTables,
     TableArray,
     TableSequence,
-    list_splits,
+    split_rows,
 )
 from preprocess.sources.columns import Splits as SplitColumns
 from preprocess.sources.nodeids import INTEGERS, TEXTS, NodeIds
@@ -192,14 +192,11 @@ def _write_splits(
     counts: dict[str, int] = {}
     for file in files.values():
         (folder / file).unlink(missing_ok=True)
-
-    def put(split: str, rows: NDArray[np.int64]) -> None:
+    for split, rows in split_rows(tables, splits):
         if rows.size:
-            with ArrayFile(folder / files[split], np.int64) as file:
-                file.append(rows)
+            with ArrayFile(folder / files[split], np.int64) as out:
+                out.append(rows)
             counts[split] = counts.get(split, 0) + rows.size
-
-    list_splits(tables, splits, put)
     return {split: counts[split] for split in SPLITS if split in counts}
 
 

@@ -14,7 +14,7 @@ from blockstore.store import open_store, read_rows
 from preprocess.files.npy import RawFile
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
-from preprocess.sources.igb import SIZES, Headerless, Igb2kSource, IgbSource, _Labels
+from preprocess.sources.igb import SIZES, Headerless, Igb2kSource, IgbSource, _label_array
 from preprocess.sources.layouts import open_source
 from preprocess.sources.source import Source
 from tests.preprocess.quiet import QUIET
@@ -215,7 +215,7 @@ def test_labels_against_plain_python(
     path = tmp_path_factory.mktemp("labels") / "node_label_19.npy"
     np.array(values, np.float32).tofile(path)
     num = len(values)
-    labels = _Labels("a", RawFile(path, np.float32, (num,)), num, min(labelled, num))
+    labels = _label_array("a", RawFile(path, np.float32, (num,)), num, min(labelled, num))
     pieces = [piece.tolist() for piece in labels.pieces(count)]
     assert all(0 < len(piece) <= count for piece in pieces)
     assert list(chain(*pieces)) == [
