@@ -121,7 +121,7 @@ class ZipArray(StoredArray):
     def _unpacked(self) -> Iterator[Fill]:
         at = 0  # bytes of the items that have been decompressed
 
-        def fill(view: memoryview, offset: int, _once: bool) -> None:
+        def fill(view: memoryview, offset: int) -> None:
             nonlocal at
             assert offset >= at
             end = offset + len(view)

@@ -19,8 +19,7 @@ from preprocess.errors import BadInput
 _MOST_SPAN = 1 << 20  # bytes that are read at once where rows do not lie side by side
 BFLOAT16 = "bfloat16"
 
-# reads bytes from an offset, counted from that of the array; whether none of them is read again
-Fill = Callable[[memoryview, int, bool], None]
+Fill = Callable[[memoryview, int], None]  # reads bytes from an offset on, 0: the array's first
 
 
 class Placed(msgspec.Struct, frozen=True, tag=True):
@@ -51,6 +50,7 @@ class StoredArray:
     """
 
     fortran_order = False  # whether the file says so: the first index runs fastest in it
+    drops = True  # whether what has been read leaves the page cache
     seeks = True  # whether reading from the middle costs no more than from the beginning
 
     def __init__(self, path: Path, where: str, header: str, array: Placed) -> None:
@@ -126,7 +126,7 @@ class StoredArray:
 
     @contextmanager
     def _in_place(self) -> Iterator[Fill]:
-        def fill(view: memoryview, offset: int, once: bool) -> None:
+        def fill(view: memoryview, offset: int) -> None:
             offset, done = self._start + offset, 0
             while done < len(view):
                 count = os.preadv(fd, [view[done:]], offset + done)
@@ -136,7 +136,7 @@ class StoredArray:
                         f"{len(view) - done} more bytes", "it became shorter while it was read",
                     )  # fmt: skip
                 done += count
-            if once:
+            if self.drops:
                 os.posix_fadvise(fd, offset, len(view), os.POSIX_FADV_DONTNEED)
 
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -150,13 +150,13 @@ class StoredArray:
         if not out.size:
             return
         if _lie_together(out, strides):
-            fill(byte_view(out), first * out.itemsize, True)
+            fill(byte_view(out), first * out.itemsize)
             return
         reach = [(n - 1) * s for n, s in zip(out.shape, strides, strict=True)]
         span = sum(reach) + 1
         if span * out.itemsize <= _MOST_SPAN:
             raw = np.empty(span, out.dtype)
-            fill(byte_view(raw), first * out.itemsize, False)  # between rows lie others
+            fill(byte_view(raw), first * out.itemsize)
             out[...] = as_strided(raw, out.shape, [s * out.itemsize for s in strides])
             return
         axis = int(np.argmax(reach))
@@ -169,6 +169,8 @@ class StoredArray:
 class StridedRows(StoredArray):
     """A tensor or an array of a file of torch.  Raises BadInput: it is one number."""
 
+    drops = False  # rows that are read next may lie between these
+
     def __init__(self, path: Path, array: Array, where: str) -> None:
         if not array.shape:
             raise BadInput.at(where, "one number", "rows", "leave it out")
@@ -180,7 +182,7 @@ class StridedRows(StoredArray):
     def _opened(self) -> AbstractContextManager[Fill]:
         return super()._opened() if self._given is None else nullcontext(self._copy)
 
-    def _copy(self, view: memoryview, offset: int, _once: bool) -> None:
+    def _copy(self, view: memoryview, offset: int) -> None:
         assert self._given is not None
         view[:] = self._given[offset : offset + len(view)]
 
