@@ -8,7 +8,7 @@ from tools.bench import harness
 from tools.compare import pairs
 
 PRELOAD = [
-    *(f"tools.bench.{name}" for name in ("handover", "epochs", "hops", "trainers")),
+    *(f"tools.bench.{name}" for name in ("epochs", "hops", "ranks", "trainers")),
     "tools.faults.trainers", "tests.tools.peers",
 ]  # fmt: skip
 

@@ -14,7 +14,7 @@ from blockstore.owners import write_owners
 from blockstore.store import open_store
 from tests.daemons import ROOT
 from tests.tools.tiny import TINY, by_side
-from tools.bench import epochs, gpu, large, objects, peers, split, trainers
+from tools.bench import epochs, gpu, objects, peers, ranks, trainers
 from tools.bench.harness import BENCHES, run
 from tools.bench.setup import command, serving
 
@@ -44,8 +44,8 @@ def test_handover(folder):
     words = ["--folder", str(folder), *sizes, "--think-ms", "1", "--rounds", "1"]
     local, keys = run("handover", [*words, "--ways", "local", "tcp, keys"])
     for line in (local, keys):
-        assert 0 < line["batch_p50_us"]["median"] <= line["batch_p99_us"]["median"]
-        assert line["bytes_s"]["median"] > line["batches_s"]["median"] * 10 * 8 * 4
+        assert 0 < line["wait_p50_us"]["median"] <= line["wait_p99_us"]["median"]
+        assert line["GB_per_s"]["median"] > line["seeds_per_s"]["median"] * 8 * 4 / 1e9
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def trainers_task(folder):
     """Of benches of many trainers, at a size that says nothing of speed."""
     return trainers.TrainersOptions(
         folder, nodes=3000, degree=8, features=16, mem="32M", workers=1, fanouts=(3, 2),
-        batch_size=100, seconds=0.5, think_ms=0, consumers=2,
+        batch_size=100, seconds=0.5, think_ms=0, consumers=(2, 2, 2),
     )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def test_trainers_of_different_plans_all_get_something(trainers_task):
 
 
 def test_owners_share_the_work_of_one_process(folder):
-    given = split.SplitOptions(
+    given = ranks.SplitOptions(
         folder, nodes=3000, degree=8, features=16, mem="32M", trainers=2, fanouts=(3, 2),
         batch_size=50, steps=2, hidden=8,
     )  # fmt: skip
@@ -80,7 +80,7 @@ def test_owners_share_the_work_of_one_process(folder):
     owner = np.random.default_rng(0).integers(0, 2, 3000)
     write_owners(open_store(store), "two", owner, 2, {})
     ways = {"one": ("", 1), "ranks": ("", 2), "owners": ("two", 2)}
-    found = {way: split.run_trainers(given, store, *of) for way, of in ways.items()}
+    found = {way: ranks.run_trainers(given, store, *of) for way, of in ways.items()}
     for figure in ("rows", "edges"):
         assert found["owners"][figure] == found["one"][figure] < found["ranks"][figure]
     sent = [found[way]["exchanged_bytes"] for way in ways]
@@ -89,11 +89,11 @@ def test_owners_share_the_work_of_one_process(folder):
 
 
 def test_rows_of_large_batches_come_once_and_shared_draws_are_sampled_once(folder):
-    given = large.LargeOptions(
+    given = ranks.LargeOptions(
         folder, nodes=3000, degree=8, features=16, mem="32M", fanouts=(5, 5), batch_size=50
     )
     ways = {"one": ("", 1), "own": ("own", 4), "shared": ("shared", 4)}
-    found = {way: large.read_epoch(given, given.store(), *of) for way, of in ways.items()}
+    found = {way: ranks.read_epoch(given, given.store(), *of) for way, of in ways.items()}
     one, own, shared = found.values()
     assert shared["rows"] < own["rows"] < one["rows"]
     assert shared["sampled"] < own["sampled"] == one["sampled"] == one["edges"] == own["edges"]
@@ -101,18 +101,18 @@ def test_rows_of_large_batches_come_once_and_shared_draws_are_sampled_once(folde
 
 
 def test_partitions_bring_what_is_sampled_to_as_many_steps_of_every_rank(folder):
-    given = large.LargeOptions(
+    given = ranks.LargeOptions(
         folder, nodes=3000, degree=8, features=16, mem="32M", fanouts=(5, 5), batch_size=50,
         ranks=(1, 2), large_batches=(4,),
     )  # fmt: skip
     parts = folder / "partitioned"
     command("preprocess", "repartition", str(given.store()), str(parts), "--partitions", "16")
-    (plan,) = large.large(replace(given, stores=(parts,)))
-    names = [f"{way}, {ranks} ranks" for ranks in (1, 2) for way in
+    (plan,) = ranks.large(replace(given, stores=(parts,)))
+    names = [f"{way}, {count} ranks" for count in (1, 2) for way in
              ("one at a time, 1", "own, 4", "shared, 4", "partitions, 0")]  # fmt: skip
     assert [side.name for side in plan.sides] == names
     found = {s.name: s.work(*s.arguments) for s in plan.sides if s.name[:3] in ("one", "par")}
-    one, two = (found[f"partitions, 0, {ranks} ranks"] for ranks in (1, 2))
+    one, two = (found[f"partitions, 0, {count} ranks"] for count in (1, 2))
     plain = found["one at a time, 1, 1 ranks"]
     assert one["sampled"] < plain["sampled"] == plain["edges"]
     row_bytes = 1e6 * plain["mb"] / plain["rows"]
@@ -123,6 +123,28 @@ def test_partitions_bring_what_is_sampled_to_as_many_steps_of_every_rank(folder)
         assert figures["mb"] == pytest.approx(num_bytes / 1e6)
     assert one["mb_rank"] == one["mb"]
     assert two["mb"] / 2 <= two["mb_rank"] < two["mb"]
+
+
+def test_placements_share_seeds_edges_and_rows_as_they_say(folder):
+    given = ranks.PlacementOptions(
+        folder, nodes=3000, degree=8, features=16, mem="32M", fanouts=(3, 2), batch_size=20,
+        steps=2, cache=0.3, maps=("three",),
+    )  # fmt: skip
+    store, owner = given.store(), np.random.default_rng(2).integers(0, 3, 3000)
+    write_owners(open_store(store), "three", owner, 3, {})
+    (plan,) = ranks.placement(given)
+    assert [side.name for side in plan.sides] == [
+        "data parallel", "micrographs", "merged by server to 2", "home", "merged by model to 2",
+        "merged by model to 1",
+    ]  # fmt: skip
+    found = {side.name: side.work(*side.arguments) for side in plan.sides}
+    parallel, micrographs, _, home, *merged = found.values()
+    for figures in found.values():
+        assert 0 < figures["missed"] < figures["fetched"] <= figures["remote"]
+        assert figures["distinct"] <= figures["wanted"]
+    assert home["wanted"] == home["distinct"] == micrographs["distinct"] < micrographs["wanted"]
+    assert home["edges"] < micrographs["edges"]
+    assert merged[-1]["edges"] == parallel["edges"]
 
 
 def test_rows_of_a_peer_and_a_plain_copy(folder):

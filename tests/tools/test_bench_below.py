@@ -1,5 +1,6 @@
 """Benches of what lies below trainers, on a tiny graph."""
 
+import importlib.util
 import json
 
 import pytest
@@ -37,6 +38,18 @@ def test_ingest(folder):
     assert ours["times_copy"]["median"] == pytest.approx(expected, rel=1e-3)
     assert copy["source_GB_per_s"]["median"] > 0
     assert [list(folder.glob(f"{name}-*")) for name in ("ingest", "copy")] == [[], []]
+
+
+def test_partition(folder):
+    words = ["--folder", str(folder), *TINY, "--k", "8", "--passes", "2", "--mem", "512M"]
+    lines = by_side(run("partition", [*words, "--methods", "gap", "random", "metis"]))
+    assert lines["gap"]["kept_8"]["min"] > lines["random"]["kept_8"]["min"]
+    assert lines["gap"]["partitions"] == 8
+    assert lines["gap"]["partition_nodes_s"]["min"] > 0
+    if importlib.util.find_spec("pymetis") is None:
+        assert "pip install" in lines["metis"]["skipped"]
+    else:
+        assert lines["gap"]["kept_8_of_metis"]["min"] > 0
 
 
 @pytest.mark.long

@@ -20,6 +20,7 @@ from blockstore.kernels.reads import read_pieces
 from blockstore.store import BlockedFile
 from blockstore.units import parse_bytes
 from tools.bench.harness import BenchOptions, BenchPlan, Ratio, Run, Side, SideSkipped
+from tools.bench.setup import rate
 
 DEPTH = 8
 LIMIT_BYTES = 1 << 30  # that are read to know a disk's limit
@@ -66,9 +67,7 @@ def read_bare(path: Path, size: int, block: int) -> dict[str, float]:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
         with ThreadPoolExecutor(DEPTH) as pool:
-            begun = time.perf_counter()
-            list(pool.map(read, range(DEPTH)))
-            return {"GB_per_s": size / (time.perf_counter() - begun) / 1e9}
+            return rate(size, lambda: list(pool.map(read, range(DEPTH))))
     finally:
         os.close(fd)
 
@@ -85,16 +84,14 @@ def open_ours(file: BlockedFile, slots: int, readers: int) -> Iterator[Run]:
     """The engine's reader: into the arena's slots, every page verified."""
     block, count = file.geometry.slot_bytes, file.geometry.num_blocks
 
-    def run() -> Mapping[str, float]:
-        begun = time.perf_counter()
+    def read() -> None:
         for first in range(0, count, slots):
             blocks = np.arange(first, min(first + slots, count))
             reader.read(0, blocks, np.arange(blocks.size))
-        return {"GB_per_s": count * block / (time.perf_counter() - begun) / 1e9}
 
     with Arena(slots, block) as arena, BlockReader([file], arena.data, block, readers) as reader:
         _expect_direct(reader)
-        yield run
+        yield lambda: rate(count * block, read)
 
 
 def _expect_direct(reader: BlockReader) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,9 +22,18 @@ from tools.bench.disk import disk_limit
 from tools.bench.gpu import SageTrainer
 from tools.bench.harness import BenchOptions, BenchPlan, GraphOptions, Run, Side, SideSkipped
 from tools.bench.resources import bytes_read, cpu_seconds, descendants, proportional_bytes
-from tools.bench.setup import CLASSES, command, counters, drop_cache, serving
+from tools.bench.setup import (
+    CLASSES,
+    counters,
+    drop_cache,
+    free_port,
+    make_keys,
+    make_store,
+    serving,
+)
 
 MOST = 1 << 40
+SHARES = (50, 90, 99)  # percentiles of waits
 
 
 class ServedEpochs(NamedTuple):
@@ -38,6 +47,8 @@ class ServedEpochs(NamedTuple):
     steps: int = MOST  # batches that are timed
     model: tuple[int, int, int] = (0, 0, 0)  # width, hidden, classes: it is trained, if any
     threads: int = 1  # of the model
+    remote: str = ""  # where the client connects, if not on the same host
+    think_s: float = 0.0  # that a trainer is busy after each batch, in a second epoch
 
 
 def take(
@@ -50,8 +61,8 @@ def take(
     ahead, opened = iter(batches), time.perf_counter()
     for batch in itertools.islice(ahead, before):
         assert batch.x.size(0) >= batch.batch_size
-    pids, seeds, edges, waits = descendants(os.getpid()), 0, 0, []
-    read, cpu = bytes_read(pids), cpu_seconds(pids)
+    pids, seeds, edges, num_bytes, waits = descendants(os.getpid()), 0, 0, 0, []
+    read, cpu, client_cpu = bytes_read(pids), cpu_seconds(pids), time.process_time()
     begun = asked = time.perf_counter()
     for batch in itertools.islice(ahead, steps):
         waits.append(time.perf_counter() - asked)
@@ -60,9 +71,14 @@ def take(
             step(batch)
         seeds += int(batch.batch_size)
         edges += batch.edge_index.size(1)
+        num_bytes += batch_bytes(batch)
         asked = time.perf_counter()
     seconds, read = time.perf_counter() - begun, bytes_read(pids) - read
+    client_cpu = time.process_time() - client_cpu
+    percentiles = np.percentile(waits, SHARES) * 1e6
     return {
+        **{f"wait_p{n}_us": float(v) for n, v in zip(SHARES, percentiles, strict=True)},
+        "GB_per_s": num_bytes / seconds / 1e9, "client_cpu_ms": 1e3 * client_cpu / len(waits),
         "seeds_per_s": seeds / seconds, "seconds": seconds, "steps": len(waits),
         "waited": sum(waits) / seconds, "longest_wait_s": max(waits), "first_s": begun - opened,
         "cpu_s": cpu_seconds(pids) - cpu, "bytes_per_seed": read / seeds,
@@ -70,12 +86,25 @@ def take(
     }  # fmt: skip
 
 
+def batch_bytes(batch: Any) -> int:
+    """Of its tensors."""
+    tensors = (getattr(batch, name, None) for name in ("x", "y", "edge_index", "n_id", "input_id"))
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def hold_core(seconds: float) -> None:
+    """As a trainer at work does."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+
 def open_epochs(given: ServedEpochs) -> Iterator[Run]:
     """One daemon and one session for all rounds."""
     with tempfile.TemporaryDirectory() as folder:
         torch.set_num_threads(given.threads)
         with serving(given.store, Path(folder), given.mem, *given.serve) as endpoint:
-            data: Any = NeighborDataset(endpoint, **given.options)
+            data: Any = NeighborDataset(given.remote or endpoint, **given.options)
             step = None
             if any(given.model):  # as the training scripts do
                 data = prefetch(data, "cpu")
@@ -84,6 +113,10 @@ def open_epochs(given: ServedEpochs) -> Iterator[Run]:
             def run() -> Mapping[str, float]:
                 before = counters(endpoint)
                 figures = take(data, given.before, given.steps, step)
+                if given.think_s:  # waits of a trainer that is busy; the first window not counted
+                    first = min(data.attached().window, len(data) - 1)
+                    busy = take(data, first, MOST, lambda _: hold_core(given.think_s))
+                    figures |= {name: v for name, v in busy.items() if "wait" in name}
                 grown = {n: c - before.get(n, 0) for n, c in counters(endpoint).items()}
                 names = {f"hyper_{n}": n for n in ("groups", "rows_read", "rows_wanted")}
                 names |= {"bytes_read": "daemon_bytes_read", "blocks_read": "blocks_read"}
@@ -188,6 +221,39 @@ def loaders(given: LoaderOptions) -> Iterator[BenchPlan]:
 
 
 @dataclass(frozen=True)
+class HandoverOptions(GraphOptions):
+    nodes: int = 200_000
+    degree: int = 16
+    features: int = 64
+    batch_size: int = 200
+    fanouts: tuple[int, ...] = (10, 10)
+    think_ms: float = 20.0
+    ways: tuple[Literal["local", "tcp", "tcp, keys"], ...] = ("local", "tcp", "tcp, keys")
+
+
+def handover(given: HandoverOptions) -> Iterator[BenchPlan]:
+    """What a client waits for, and gets, from a daemon on the same host and over tcp (loopback).
+
+    Each round is an epoch without think time (rates, processor time of the client) and one in
+    which the trainer is busy for `--think-ms` after each batch (waits).
+    """
+    options: dict[str, Any] = {"num_neighbors": given.fanouts, "batch_size": given.batch_size}
+    think_s, sides = given.think_ms / 1e3, []
+    for way in given.ways:
+        place = f"tcp://127.0.0.1:{free_port()}"
+        words, remote = ["--workers", "2", "--listen", place], place
+        if way == "tcp, keys":
+            daemon, client = make_keys(given.folder / "keys")
+            words, remote = [*words, "--keys", str(daemon)], f"{place}?keys={client}"
+        served = ServedEpochs(
+            given.store(), "1G", options, tuple(words), think_s=think_s,
+            remote="" if way == "local" else remote,
+        )  # fmt: skip
+        sides.append(Side(way, open_epochs, (served,)))
+    yield BenchPlan(sides, {"cache": "warm"})
+
+
+@dataclass(frozen=True)
 class HyperbatchOptions(BenchOptions):
     stores: Annotated[tuple[Path, ...], "of one graph, of several orders or block sizes"] = ()
     limits: Annotated[tuple[str, ...], "of control groups"] = ("4G", "2G", "1G")
@@ -238,12 +304,8 @@ class MacroOptions(GraphOptions):
 
     def store(self) -> Path:
         """The graph's store in 64 partitions, with hubs and halos."""
-        graph = self.graph()
-        store = self.folder / f"partitioned-{graph.name}"
-        if not store.exists():
-            parts = ("--partitions", "64", "--hubs", "0.01", "--halo", "0.3")
-            command("preprocess", "ingest", str(graph), str(store), *parts)
-        return store
+        parts = ("--partitions", "64", "--hubs", "0.01", "--halo", "0.3")
+        return make_store(self.folder, self.graph(), name="partitioned", options=parts)
 
 
 def macro(given: MacroOptions) -> Iterator[BenchPlan]:

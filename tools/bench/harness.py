@@ -27,10 +27,10 @@ from tools.command import append, parse, stamped, table
 from tools.group import group
 
 BENCHES = {  # generators of these names, by their modules
-    "csc": "ingest", "disk": "disk", "gpu": "gpu", "handover": "handover", "hops": "hops",
-    "hyperbatch": "epochs", "ingest": "ingest", "loaders": "epochs",
-    "macro": "epochs", "large": "large", "objects": "objects", "peers": "peers",
-    "split": "split", "trainers": "trainers",
+    "csc": "ingest", "disk": "disk", "gpu": "gpu", "handover": "epochs", "hops": "hops",
+    "hyperbatch": "epochs", "ingest": "ingest", "large": "ranks", "loaders": "epochs",
+    "macro": "epochs", "objects": "objects", "partition": "ingest", "peers": "peers",
+    "placement": "ranks", "split": "ranks", "trainers": "trainers",
 }  # fmt: skip
 POLL_S = 0.1
 CONTEXT = multiprocessing.get_context("spawn")  # the memory of a side is its own
@@ -169,11 +169,11 @@ class Host:
             self._pool.submit(_close).result()
 
 
-@contextmanager
-def hosts(plan: BenchPlan, found: dict[str, Found]) -> Iterator[dict[str, Host]]:
-    """The sides that can take part, each prepared and warm."""
+def measure(plan: BenchPlan, rounds: int) -> dict[str, Found]:
+    """Every side once a round, in turn (A B A B ...), all of them prepared and warm; by name."""
+    found = {side.name: Found() for side in plan.sides}
     with ExitStack() as stack:
-        ready = {}
+        ready: dict[str, Host] = {}
         for side in plan.sides:
             try:
                 host = stack.enter_context(closing(Host(side)))
@@ -183,13 +183,6 @@ def hosts(plan: BenchPlan, found: dict[str, Found]) -> Iterator[dict[str, Host]]
             if plan.warm:
                 found[side.name].peak_bytes = host.watch()
             ready[side.name] = host
-        yield ready
-
-
-def measure(plan: BenchPlan, rounds: int) -> dict[str, Found]:
-    """Every side once a round, in turn (A B A B ...), all of them prepared; by name."""
-    found = {side.name: Found() for side in plan.sides}
-    with hosts(plan, found) as ready:
         for _ in range(rounds):
             for name, host in ready.items():
                 if plan.before is not None:

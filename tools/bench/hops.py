@@ -23,7 +23,7 @@ from blockstore.store import open_store
 from clients.torch import HopDataset
 from tools.bench.disk import disk_limit
 from tools.bench.harness import BenchOptions, BenchPlan, Ratio, Run, Side
-from tools.bench.setup import command, drop_cache, serving
+from tools.bench.setup import drop_cache, generate, make_store, serving
 
 COPIED, VIEWS, ROWS = "CR, copied", "CR, views", "RR"
 WAYS: dict[str, dict[str, Any]] = {ROWS: {"method": "rr"}, COPIED: {}, VIEWS: {"views": True}}
@@ -49,18 +49,14 @@ class HopsBenchOptions(BenchOptions):
     only: Literal["", "warm", "cold"] = ""
 
 
-def make_store(given: HopsBenchOptions) -> Path:
+def make_hops(given: HopsBenchOptions) -> Path:
     """A store whose nodes are nearly all to train on, with one operator's rows."""
-    path = given.folder / f"hops-{given.rows}-{given.width}-{given.hops}"
-    graph = path.with_name(f"graph-of-{path.name}")
-    if not path.exists():
-        sizes: dict[str, float] = {"nodes": given.rows * 50 // 49, "degree": 2}
-        sizes |= {"features": given.width, "train": 0.98, "valid": 0.01, "test": 0.01}
-        words = [w for name, n in sizes.items() for w in (f"--{name}", str(n))]
-        command("preprocess", "generate", str(graph), *words, "--classes", "40")
-        hops = ("--hops", str(given.hops), "--operator", "sym", "--no-summary")
-        command("preprocess", "ingest", str(graph), str(path), *hops)
-    return path
+    graph = generate(
+        given.folder / f"hops-{given.rows}-{given.width}", nodes=given.rows * 50 // 49, degree=2,
+        features=given.width, classes=40, train=0.98, valid=0.01, test=0.01,
+    )  # fmt: skip
+    hops = ("--hops", str(given.hops), "--operator", "sym", "--no-summary")
+    return make_store(given.folder, graph, name=f"store-{given.hops}", options=hops)
 
 
 def _timed(batches: Callable[[], Iterator[Sequence[Tensor]]]) -> Run:
@@ -115,7 +111,7 @@ def open_peer(given: HopsBenchOptions, store: Path, peer: str) -> Iterator[Run]:
 
 
 def hops(given: HopsBenchOptions) -> Iterator[BenchPlan]:
-    store = make_store(given)
+    store = make_hops(given)
     if given.only != "cold":
         with serving(store, given.folder, given.mem) as endpoint:
             sides = [Side(name, open_peer, (given, store, name)) for name in PEERS]

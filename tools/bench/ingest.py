@@ -1,4 +1,4 @@
-"""Ingests from end to end, beside a plain copy of the source, and beside scipy's sort of edges."""
+"""Ingests: beside a plain copy of the source, beside scipy's sort of edges, and by partitioners."""
 
 import os
 import re
@@ -7,16 +7,23 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import numpy as np
 from scipy.sparse import coo_matrix
 
-from tools.bench.harness import BenchPlan, GraphOptions, Ratio, Run, Side
+from blockstore.store import open_store
+from preprocess.partition.partition import Partitioner
+from tools.bench.harness import BenchPlan, GraphOptions, Ratio, Run, Side, SideSkipped
 from tools.bench.setup import command, drop_cache, stage_ends
 
 COPY_BYTES = 1 << 20
+PARTITION_FIGURES = (
+    "cut", "inside", "kept_8", "kept_16", "node_balance", "train_balance", "kl_mean", "kl_max",
+    "kl_random",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,17 @@ class IngestBenchOptions(SourceBenchOptions):
 
 
 @dataclass(frozen=True)
+class PartitionBenchOptions(SourceBenchOptions):
+    k: tuple[int, ...] = (64,)
+    methods: tuple[Partitioner, ...] = get_args(Partitioner)
+    passes: int = 5
+    deviations: Annotated[float, "of a random partition, that a class may exceed its mean by"] = 2.0
+    undirected: bool = False
+    mem: str = "8G"
+    rounds: int = 1
+
+
+@dataclass(frozen=True)
 class CscOptions(SourceBenchOptions):
     nodes: int = 2_000_000
     features: int = 4
@@ -39,10 +57,16 @@ class CscOptions(SourceBenchOptions):
 
 
 def run_ingest(source: Path, store: Path, *options: str) -> dict[str, float]:
-    """Seconds of `blockstore ingest` and of each of its stages; the store is removed again."""
+    """Seconds of `blockstore ingest` and of each of its stages, and figures of its partition.
+
+    The store is removed again.
+    """
     begun = time.perf_counter()
     printed = command("preprocess", "ingest", str(source), str(store), *options, "--json")
     found = Counter({"seconds": time.perf_counter() - begun})
+    partitioning = open_store(store).manifest.partitioning
+    if partitioning is not None:
+        found.update({figure: getattr(partitioning, figure) for figure in PARTITION_FIGURES})
     shutil.rmtree(store)
     for event in stage_ends(printed):
         name = re.sub(r"\W+", "_", event["stage"]).strip("_")
@@ -129,3 +153,30 @@ def csc(given: CscOptions) -> Iterator[BenchPlan]:
         yield BenchPlan(sides, {"graph": graph.name, "edges": num_edges}, [ratio])
     finally:
         shutil.rmtree(edges)
+
+
+def open_partitioner(
+    source: Path, folder: Path, method: str, options: tuple[str, ...]
+) -> Iterator[Run]:
+    if method == "metis" and find_spec("pymetis") is None:
+        raise SideSkipped("pymetis is not installed: pip install pymetis")
+    store = folder / f"partition-{os.getpid()}"
+    words = ("--partitioner", method, "--hubs", "0", *options)
+    yield lambda: run_ingest(source, store, *words)
+
+
+def partition(given: PartitionBenchOptions) -> Iterator[BenchPlan]:
+    """Partitioners side by side: what is kept with 1/8 of the partitions, labels, balance, seconds.
+
+    Each ingests the graph from scratch; what METIS keeps is what the others are compared with.
+    """
+    graph = given.source or given.graph()
+    words = ("--mem", given.mem, "--no-summary", *["--undirected"] * given.undirected)
+    words += ("--passes", str(given.passes), "--deviations", str(given.deviations))
+    for k in given.k:
+        sides = [
+            Side(m, open_partitioner, (graph, given.folder, m, ("--partitions", str(k), *words)))
+            for m in given.methods
+        ]
+        ratios = [Ratio("kept_8_of_metis", m, "kept_8", "metis") for m in given.methods]
+        yield BenchPlan(sides, {"graph": graph.name, "partitions": k}, ratios, warm=False)

@@ -14,10 +14,10 @@ import os
 import re
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +31,7 @@ from blockstore.objects.cache import IN_FLIGHT
 from blockstore.objects.remote import ObjectStores
 from blockstore.store import BlockedFile, open_store
 from tools.bench.harness import CONTEXT, BenchPlan, GraphOptions, Ratio, Run, Side
-from tools.bench.setup import free_port
+from tools.bench.setup import free_port, rate
 
 CACHED, PLAIN = "into the cache", "plain obstore"
 RANGE_PAGES, BUFFERS = 256, 16
@@ -84,11 +84,6 @@ def answer_files(folder: Path, port: int, latency: float, rate: float) -> None:
     asyncio.run(serve())
 
 
-def timed(file: BlockedFile, begun: float) -> Mapping[str, float]:
-    num_bytes = file.geometry.num_pages * PAGE_BYTES
-    return {"GB_per_s": num_bytes / (time.perf_counter() - begun) / 1e9}
-
-
 def array_runs(file: BlockedFile) -> np.ndarray:
     """All pages of an array as ranges of its objects: shard, first page, pages."""
     geometry, found = file.geometry, []
@@ -117,9 +112,8 @@ def open_cached(given: ObjectsOptions, url: str) -> Iterator[Run]:
             assert file.pages is not None
             runs = array_runs(file)
             with BlockReader([file], memory, PAGE_BYTES, 8) as reader:
-                begun = time.perf_counter()
-                reader.stream(0, runs, transit, lambda _low, _high, _pages: None).wait()
-                found = timed(file, begun)
+                stream = partial(reader.stream, 0, runs, transit, lambda _low, _high, _pages: None)
+                found = rate(file.geometry.num_pages * PAGE_BYTES, lambda: stream().wait())
             return {**found, "requests": file.pages.counters()["object_requests"]}
 
     yield read
@@ -141,9 +135,8 @@ def open_plain(given: ObjectsOptions, url: str) -> Iterator[Run]:
 
     def loop() -> Mapping[str, float]:
         with ThreadPoolExecutor(IN_FLIGHT) as pool:
-            begun = time.perf_counter()
-            list(pool.map(fetch, array_runs(file)))
-            return timed(file, begun)
+            num_bytes = file.geometry.num_pages * PAGE_BYTES
+            return rate(num_bytes, lambda: list(pool.map(fetch, array_runs(file))))
 
     yield loop
 

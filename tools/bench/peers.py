@@ -7,12 +7,10 @@ part; that one reads them from disk, and verifies them.
 over connections as many, with the same options of the sockets; each is copied once.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -22,7 +20,6 @@ from blockstore.io.buffers import aligned_buffer
 from blockstore.io.reader import BlockReader, make_transit
 from blockstore.kernels.rowcache import plan_extents
 from blockstore.kernels.rows import row_layout
-from blockstore.owners import list_owners, write_owners
 from blockstore.store import open_store
 from loaderd.api.keys import KeyPair, read_pair
 from loaderd.api.peers import read_peers
@@ -31,11 +28,9 @@ from loaderd.api.tcp import parse_tcp
 from loaderd.server.curve import client_options, server_options
 from loaderd.server.peer_rows import THREADS, PeerRows
 from loaderd.server.transport import Sockets
-from tools.bench.handover import make_keys
 from tools.bench.harness import CONTEXT, BenchPlan, GraphOptions, Ratio, Run, Side
-from tools.bench.setup import command, free_port, serving
+from tools.bench.setup import free_port, make_keys, make_parts, rate, serving
 
-OWNERS = "halves"
 ROWS, PLAIN = "rows of a peer", "plain copy"
 
 
@@ -46,29 +41,10 @@ class PeersOptions(GraphOptions):
     features: Annotated[int, "of 4 bytes each"] = 128
     rounds: int = 5
 
-    def parts(self) -> list[Path]:
-        """Parts of two servers, of half of the nodes each."""
-        whole = self.store()
-        if OWNERS not in list_owners(store := open_store(whole)):
-            write_owners(store, OWNERS, np.arange(self.nodes) * 2 // self.nodes, 2, {})
-        found = [whole.with_name(f"{whole.name}-part{server}") for server in range(2)]
-        for server, path in enumerate(found):
-            if not path.exists():
-                words = ["--owners", OWNERS, "--server", str(server)]
-                command("preprocess", "part", str(whole), str(path), *words)
-        return found
-
-
-def timed(num_bytes: int, work: Callable[[], object]) -> Mapping[str, float]:
-    """GB/s of so many bytes."""
-    begun = time.perf_counter()
-    work()
-    return {"GB_per_s": num_bytes / (time.perf_counter() - begun) / 1e9}
-
 
 def open_rows(given: PeersOptions) -> Iterator[Run]:
     """A reader of part 0, with a daemon that serves part 1."""
-    mine, theirs = given.parts()
+    mine, theirs = make_parts(given.store(), 2)
     place = given.folder / "peers"
     place.mkdir(exist_ok=True)
     daemon, client = make_keys(place / "keys")
@@ -98,7 +74,7 @@ def open_rows(given: PeersOptions) -> Iterator[Run]:
         BlockReader([file], memory, MAX_ROW_BYTES, 1, source) as reader,
     ):
         yield lambda: {
-            **timed(rows.size * array.row_bytes, read),
+            **rate(rows.size * array.row_bytes, read),
             "requests": source.counters()["peer_requests"],
         }  # fmt: skip
 
@@ -145,11 +121,11 @@ def open_plain(given: PeersOptions) -> Iterator[Run]:
         def copy() -> None:
             list(pool.map(_copy_plain, dealers, [count] * THREADS))
 
-        yield lambda: timed(THREADS * count * MAX_ROW_BYTES, copy)
+        yield lambda: rate(THREADS * count * MAX_ROW_BYTES, copy)
 
 
 def peers(given: PeersOptions) -> Iterator[BenchPlan]:
-    given.parts()
+    make_parts(given.store(), 2)
     make_keys(given.folder / "peers" / "keys")
     yield BenchPlan(
         [Side(ROWS, open_rows, (given,)), Side(PLAIN, open_plain, (given,))],

@@ -5,12 +5,20 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from blockstore.make_part import make_part, plan_part
+from blockstore.owners import list_owners, write_owners
+from blockstore.store import open_store
 from loaderd.api.endpoint import parse_endpoint
+from loaderd.api.keys import AUTHORIZED, KNOWN, PUBLIC, write_pair
+from loaderd.server.curve import new_pair
 from loaderd.server.transport import ask_status
 
 CLASSES = 16  # of a generated graph
@@ -30,24 +38,54 @@ def stage_ends(printed: str) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == "stage_end"]
 
 
-def make_graph(
-    folder: Path, nodes: int, degree: int, features: int, classes: int = CLASSES
-) -> Path:
-    """The graph in the plain layout."""
-    path = folder / f"graph-{nodes}-{degree}-{features}-{classes}"
-    if not (path / "test_idx.npy").exists():
+def generate(path: Path, **sizes: float) -> Path:
+    """A generated graph in the plain layout, of these options."""
+    if not (path / "test_idx.npy").exists():  # the last file
         path.parent.mkdir(parents=True, exist_ok=True)
-        sizes = {"nodes": nodes, "degree": degree, "features": features, "classes": classes}
         words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
         command("preprocess", "generate", str(path), *words)
     return path
 
 
-def make_store(folder: Path, graph: Path, mem: str = "2G") -> Path:
-    store = folder / f"store-{graph.name}"
+def make_graph(
+    folder: Path, nodes: int, degree: int, features: int, classes: int = CLASSES
+) -> Path:
+    path = folder / f"graph-{nodes}-{degree}-{features}-{classes}"
+    return generate(path, nodes=nodes, degree=degree, features=features, classes=classes)
+
+
+def make_store(
+    folder: Path, graph: Path, mem: str = "2G", name: str = "store", options: Sequence[str] = ()
+) -> Path:
+    """The graph's store, ingested with these options; `name` tells it from others of the graph."""
+    store = folder / f"{name}-{graph.name}"
     if not store.exists():
-        command("preprocess", "ingest", str(graph), str(store), "--mem", mem)
+        command("preprocess", "ingest", str(graph), str(store), "--mem", mem, *options)
     return store
+
+
+def make_parts(store: Path, servers: int) -> list[Path]:
+    """Beside the store, each with the rows of adjacent nodes."""
+    whole, owners = open_store(store), f"parts-{servers}"
+    nodes = whole.manifest.types[0].num_nodes
+    if owners not in list_owners(whole):
+        write_owners(whole, owners, np.arange(nodes) * servers // nodes, servers, {})
+    found = [store.with_name(f"{store.name}-part-{s}-of-{servers}") for s in range(servers)]
+    for server, path in enumerate(found):
+        if not path.exists():
+            make_part(whole, path, plan_part(whole, owners, server), lambda _: None)
+    return found
+
+
+def make_keys(folder: Path) -> tuple[Path, Path]:
+    """Folders of a daemon and a client that know each other."""
+    daemon, client = folder / "daemon", folder / "client"
+    for place in (daemon, client):
+        if not place.exists():
+            write_pair(place, new_pair(), place.name)
+    (daemon / AUTHORIZED).write_text((client / PUBLIC).read_text())
+    (client / KNOWN).write_text((daemon / PUBLIC).read_text().split()[0] + "\n")
+    return daemon, client
 
 
 def free_port() -> int:
@@ -73,6 +111,13 @@ def serving(store: Path, folder: Path, mem: str, *options: str) -> Iterator[str]
 
 def counters(endpoint: str) -> dict[str, int]:
     return ask_status(parse_endpoint(endpoint)).counters
+
+
+def rate(num_bytes: int, work: Callable[[], object]) -> dict[str, float]:
+    """GB/s of work on so many bytes."""
+    begun = time.perf_counter()
+    work()
+    return {"GB_per_s": num_bytes / (time.perf_counter() - begun) / 1e9}
 
 
 def drop_cache(*folders: Path) -> None:

@@ -1,14 +1,14 @@
 """Many trainers at one daemon: does one hold up others, what do they read, is it fair?
 
-`--case stopped`: four consumers with a think time; one is stopped (SIGSTOP) for `--seconds`, and
-the others' throughput is set against the same time before and after; each with a plan of its own,
-and all with one plan.
+`stopped`: four consumers with a think time; one is stopped (SIGSTOP) for `--seconds`, and the
+others' throughput is set against the same time before and after; each with a plan of its own, and
+all with one plan.
 
-`--case shared`: bytes that eight trainers of one plan read together in an epoch, over those of one
-alone, each with a fresh daemon.
+`shared`: bytes that eight trainers of one plan read together in an epoch, over those of one alone,
+each with a fresh daemon.
 
-`--case fair`: sixteen trainers of different plans in one budget, without think time: of each, its
-rate over that of its plan alone; the least, over the mean of all.
+`fair`: sixteen trainers of different plans in one budget, without think time: of each, its rate
+over that of its plan alone; the least, over the mean of all.
 """
 
 import itertools
@@ -42,33 +42,26 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 
 @dataclass(frozen=True)
 class TrainersOptions(GraphOptions):
-    """What all of a case have."""
-
-    case: Literal["stopped", "shared", "fair"] = "stopped"
+    cases: tuple[Literal["stopped", "shared", "fair"], ...] = ("stopped", "shared", "fair")
     nodes: int = 200_000
     degree: int = 16
     features: int = 64
-    mem: Annotated[str, "256M if not given; for shared 48M"] = ""
+    mem: str = "256M"
+    shared_mem: Annotated[str, "of case shared"] = "48M"
     workers: int = 2
     batch_size: int = 200
     fanouts: tuple[int, ...] = (10, 10)
     seconds: Annotated[float, "of each part of a round"] = 60.0
-    think_ms: Annotated[float, "50 for stopped, 0 for others, if negative"] = -1.0
-    consumers: Annotated[int, "0: as many as the case has"] = 0
-
-    @property
-    def think_s(self) -> float:
-        """Seconds that a consumer waits after each batch."""
-        return (self.think_ms if self.think_ms >= 0 else 50.0 * (self.case == "stopped")) / 1e3
+    think_ms: Annotated[float, "that a consumer waits after each batch, of case stopped"] = 50.0
+    consumers: Annotated[tuple[int, ...], "of cases stopped, shared, fair"] = (4, 8, 16)
 
     def request(self, **others: Any) -> Attach:
         given: dict[str, Any] = {"num_neighbors": self.fanouts, "batch_size": self.batch_size}
         return Attach(token=0, request=0, **given | others)
 
-    def serving(self, name: str) -> Any:
+    def serving(self, name: str, mem: str = "") -> Any:
         (folder := self.folder / name).mkdir(parents=True, exist_ok=True)
-        mem = self.mem or ("48M" if self.case == "shared" else "256M")
-        return serving(self.store(), folder, mem, "--workers", str(self.workers))
+        return serving(self.store(), folder, mem or self.mem, "--workers", str(self.workers))
 
 
 class ReadingProcess(NamedTuple):
@@ -142,7 +135,7 @@ def open_stopped(given: TrainersOptions, name: str, seeds: tuple[int, ...]) -> I
     requests = [given.request(seed=s) for s in seeds]
     with (
         given.serving(name) as endpoint,
-        consumers(endpoint, requests, given.think_s) as (*others, stopped),
+        consumers(endpoint, requests, given.think_ms / 1e3) as (*others, stopped),
     ):
 
         def run() -> Mapping[str, float]:
@@ -163,8 +156,8 @@ def open_stopped(given: TrainersOptions, name: str, seeds: tuple[int, ...]) -> I
 def epoch_together(given: TrainersOptions, count: int) -> tuple[float, int]:
     """Seconds of an epoch of so many trainers of one plan, and bytes read for them."""
     with (
-        given.serving(f"shared-{count}") as endpoint,
-        consumers(endpoint, [given.request(seed=1)] * count, given.think_s, 1) as running,
+        given.serving(f"shared-{count}", given.shared_mem) as endpoint,
+        consumers(endpoint, [given.request(seed=1)] * count, epochs=1) as running,
     ):
         begun, before = time.perf_counter(), counters(endpoint)["bytes_read"]
         for consumer in running:
@@ -177,7 +170,7 @@ def epoch_together(given: TrainersOptions, count: int) -> tuple[float, int]:
 def run_shared(given: TrainersOptions) -> Mapping[str, float]:
     """One, then all, each with a daemon that has nothing in memory yet."""
     one_s, one = epoch_together(given, 1)
-    all_s, together = epoch_together(given, given.consumers or 8)
+    all_s, together = epoch_together(given, given.consumers[1])
     return {
         "one_s": one_s, "all_s": all_s, "one_bytes": one, "all_bytes": together,
         "over_one": together / max(1, one),
@@ -192,7 +185,7 @@ def run_fair(given: TrainersOptions) -> Mapping[str, float]:
         given.request(num_neighbors=given.fanouts[:1]),
         given.request(num_neighbors=(*given.fanouts[:-1], 2 * given.fanouts[-1])),
     ]
-    count = given.consumers or 16
+    count = given.consumers[2]
     requests = [structs.replace(kinds[i % len(kinds)], seed=i, window=2) for i in range(count)]
     alone = []
     with given.serving("fair") as endpoint:
@@ -214,13 +207,15 @@ def run_fair(given: TrainersOptions) -> Mapping[str, float]:
 
 def trainers(given: TrainersOptions) -> Iterator[BenchPlan]:
     given.store()
-    seeds = tuple(range(given.consumers or 4))
+    seeds = tuple(range(given.consumers[0]))
     sides = {
         "stopped": [
             Side("plans of their own", open_stopped, (given, "own", seeds)),
             Side("one plan", open_stopped, (given, "one", (1,) * len(seeds))),
         ],
-        "shared": [Side("eight of one plan", run_shared, (given,))],
-        "fair": [Side("sixteen of different plans", run_fair, (given,))],
+        "shared": [Side("all of one plan", run_shared, (given,))],
+        "fair": [Side("all of different plans", run_fair, (given,))],
     }
-    yield BenchPlan(sides[given.case], {"cache": "cold" if given.case == "shared" else "warm"})
+    for case in given.cases:
+        setting = {"case": case, "cache": "cold" if case == "shared" else "warm"}
+        yield BenchPlan(sides[case], setting)
