@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -70,29 +70,30 @@ _PLANS = ("auto", "minibatch", "minibatch", "minibatch")  # `auto` samples befor
 _LATE_S = 30.0  # that a late client keeps its numbers back, unless it is refused before
 
 
-def inside(limits: ControlGroup | None, *words: str) -> "subprocess.Popen[str]":
-    """One of our commands in the group, if there is one."""
-    return subprocess.Popen(
-        [sys.executable, "-m", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=limits.join if limits else None,
-    )
+def run_ingest(
+    limits: ControlGroup | None, look: Callable[["subprocess.Popen[str]"], object], *words: str
+) -> dict[str, Any] | None:
+    """What an ingest in a group took; `look` is called all the time, and may kill it: then None.
 
-
-def run_ingest(limits: ControlGroup | None, *words: str) -> dict[str, Any]:
-    """What an ingest took.  Raises SystemExit: it failed, or was killed."""
+    Raises SystemExit: it failed, or was killed by another.
+    """
     begun, peak = time.perf_counter(), 0
-    process = inside(limits, "preprocess", "ingest", *words, "--json")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "preprocess", "ingest", *words, "--json"], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=limits.join if limits else None,
+    )  # fmt: skip
     while True:
         try:
             text, errors = process.communicate(timeout=_LOOK_S)
             break
         except subprocess.TimeoutExpired:
             peak = max(peak, resident_bytes([process.pid]))
+            look(process)
     seconds = time.perf_counter() - begun
     kills = limits.kills() if limits else 0
+    if process.returncode == -signal.SIGKILL and not kills:
+        return None
     if process.returncode:
         how = f"{process.returncode}, {kills} kills"
         raise SystemExit(f"ingest {' '.join(words)} ended with {how}: {errors}")
@@ -105,20 +106,12 @@ def run_ingest(limits: ControlGroup | None, *words: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def killed_after(seconds: float, *words: str) -> bool:
-    """Run an ingest and kill it after so long; whether it was still running.
-
-    Raises SystemExit: it failed by itself.
-    """
-    process = inside(None, "preprocess", "ingest", *words, "--json")
-    try:
-        _, errors = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        _, errors = process.communicate()
-    if process.returncode > 0:
-        raise SystemExit(f"the command ended with {process.returncode}: {errors}")
-    return process.returncode < 0
+def undisturbed(limits: ControlGroup | None, *words: str) -> dict[str, Any]:
+    """What an ingest took.  Raises SystemExit: it failed, or was killed."""
+    found = run_ingest(limits, lambda _: None, *words)
+    if found is None:
+        raise SystemExit(f"ingest {' '.join(words)} was killed")
+    return found
 
 
 def kill_often(
@@ -133,15 +126,20 @@ def kill_often(
     number = early = 0
     while number < kills:
         shutil.rmtree(store, ignore_errors=True)
-        after_s = moments.uniform(0, whole_s)
-        if not killed_after(after_s, *words):  # others will not take longer than it
+        after_s, begun = moments.uniform(0, whole_s), time.monotonic()
+
+        def look(process: Any, end: float = begun + after_s) -> None:
+            if time.monotonic() >= end:
+                process.kill()
+
+        if run_ingest(None, look, *words):  # others will not take longer than it
             whole_s, early = after_s, early + 1
             if early == _DRAWS:
                 raise SystemExit(f"{_DRAWS} runs in a row ended before they were killed")
             continue
         number, early = number + 1, 0
         was_there = store.exists()  # killed after the rename
-        run = {} if was_there else run_ingest(None, *words)
+        run = {} if was_there else undisturbed(None, *words)
         other = [f"{n} differs" for n in differences(expected, file_digests(store))]
         if not was_there:
             left = (p for p in sorted(store.parent.iterdir()) if p != store)
@@ -152,6 +150,40 @@ def kill_often(
             "kill": number, "after_s": round(after_s, 3), "same": True,
             "stages_kept": len(run.get("resumed", ())), "stages": len(run.get("stages", ())),
         }  # fmt: skip
+
+
+def kill_workers(
+    kills: int, moments: Random, store: Path, expected: dict[str, str], *words: str
+) -> Iterator[dict[str, Any]]:
+    """Ingests on Ray, some processes of whose tasks are killed, until so many were; a line each.
+
+    Raises SystemExit: a command failed, or a store differs.
+    """
+    done, due = 0, 0.0
+
+    def look(process: Any) -> None:
+        nonlocal done, due
+        workers = [pid for pid in descendants(process.pid) if is_task(pid)]
+        if workers and done < kills and time.monotonic() >= due:
+            os.kill(moments.choice(workers), signal.SIGKILL)
+            done, due = done + 1, time.monotonic() + moments.uniform(0.1, _MOST_WAIT_S)
+
+    while (before := done) < kills:
+        shutil.rmtree(store, ignore_errors=True)
+        run = run_ingest(None, look, *words)
+        if run is None or (other := differences(expected, file_digests(store))):
+            how = "the command was killed" if run is None else f"{', '.join(other)} differ"
+            raise SystemExit(f"after {done - before} kills of workers: {how}")
+        seconds = round(run["seconds"], 2)
+        yield {"worker_kills": done - before, "same": True, "seconds": seconds}
+
+
+def is_task(pid: int) -> bool:
+    """Whether a process of Ray runs a task now."""
+    try:
+        return (PROC / str(pid) / "cmdline").read_bytes().startswith(b"ray::blockstore")
+    except OSError:
+        return False
 
 
 class Attempt(NamedTuple):
@@ -234,43 +266,6 @@ def _connected(endpoint: str) -> Iterator[tuple[int, "zmq.Socket[bytes]"]]:
             yield attachment.token, dealer
 
 
-def kill_workers(
-    kills: int, moments: Random, store: Path, expected: dict[str, str], *words: str
-) -> Iterator[dict[str, Any]]:
-    """Ingests on Ray, some processes of whose tasks are killed, until so many were; a line each.
-
-    Raises SystemExit: a command failed, or a store differs.
-    """
-    done = 0
-    while done < kills:
-        shutil.rmtree(store, ignore_errors=True)
-        process = inside(None, "preprocess", "ingest", *words, "--json")
-        here = 0
-        while True:
-            try:
-                text, errors = process.communicate(timeout=moments.uniform(0.1, _MOST_WAIT_S))
-                break
-            except subprocess.TimeoutExpired:
-                workers = [pid for pid in descendants(process.pid) if is_task(pid)]
-                if workers and done + here < kills:
-                    os.kill(moments.choice(workers), signal.SIGKILL)
-                    here += 1
-        other = differences(expected, file_digests(store)) if not process.returncode else [errors]
-        if other:
-            raise SystemExit(f"after {here} kills of workers: {', '.join(other)}")
-        done += here
-        seconds = sum(end["elapsed_s"] for end in stage_ends(text))
-        yield {"worker_kills": here, "same": True, "seconds": round(seconds, 2)}
-
-
-def is_task(pid: int) -> bool:
-    """Whether a process of Ray runs a task now."""
-    try:
-        return (PROC / str(pid) / "cmdline").read_bytes().startswith(b"ray::blockstore")
-    except OSError:
-        return False
-
-
 @dataclass(frozen=True)
 class AttachOptions(SceneOptions):
     mem: Annotated[str, byte_size, "of the daemon"] = "64M"
@@ -337,7 +332,7 @@ def ingest(words: Sequence[str], options: Sequence[str]) -> list[dict[str, Any]]
         with tempfile.TemporaryDirectory(dir=folder) as name, held as limits:
             store = Path(name) / "store"
             words = [str(given.source), str(store), "--mem", mem, *options]
-            run = run_ingest(limits, *words)
+            run = undisturbed(limits, *words)
             digests = file_digests(store)
             store_bytes = sum(p.stat().st_size for p in store.rglob("*") if p.is_file())
             killed = kill_often(

@@ -26,10 +26,10 @@ from typing import Annotated, Any
 from tools.command import parse, put, stamped
 from tools.faults.growth import judge
 from tools.faults.runner import CONTEXT, Scene, SceneOptions, scene
-from tools.faults.trainers import Work, read_briefly, read_every_plan
+from tools.faults.trainers import Work, read_every_plan
 
 LASTING = ("trainer 0", "trainer 1")
-SHORT_LIVED = 2  # at a time
+CLIENTS = 2  # short-lived ones at a time
 KILLED = 0.3  # share of the short-lived clients
 
 
@@ -40,20 +40,16 @@ class SoakOptions(SceneOptions):
     warm_up: Annotated[float, "share that is not judged"] = 0.2
 
 
-def renew_clients(made: Scene, work: Work, chance: Random) -> None:
-    """Some go, some are killed, others come.  Raises SystemExit: a process failed."""
+def look_after(made: Scene, work: Work, chance: Random) -> None:
+    """Clients come and go, and some are killed.  Raises SystemExit: a process failed."""
     for name, code in made.ended():
         if code or name in LASTING:
             raise SystemExit(f"{name} ended with {code}")
-    short_lived = [name for name in made.processes if name not in LASTING]
-    for name in short_lived:
+    for name in [name for name in made.processes if name not in LASTING]:
         if chance.random() < KILLED / 10:
             made.kill(name)
             made.counts["short_lived_killed"] += 1
-    for _ in range(SHORT_LIVED - len(made.processes) + len(LASTING)):
-        name = f"short-lived {made.counts['short_lived']}"
-        made.spawn(name, read_briefly, work, name, made.counts["short_lived"])
-        made.counts["short_lived"] += 1
+    made.renew_clients(work, CLIENTS)
 
 
 def soak(given: SoakOptions, made: Scene) -> Counter[str]:
@@ -67,7 +63,7 @@ def soak(given: SoakOptions, made: Scene) -> Counter[str]:
     begun = made.age_s
     while (now := made.age_s - begun) < given.minutes * 60:
         made.watch(*LASTING)
-        renew_clients(made, work, chance)
+        look_after(made, work, chance)
         looks += 1
         time.sleep(max(0.0, looks * given.every - now))
     stop.set()

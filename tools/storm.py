@@ -33,14 +33,21 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from tools.bench.setup import free_port
 from tools.command import parse, put, stamped
-from tools.faults.runner import SETTLE_S, DaemonProcess, HeldResources, Scene, SceneOptions, scene
+from tools.faults.runner import (
+    SETTLE_S,
+    SHORT_LIVED,
+    DaemonProcess,
+    HeldResources,
+    Scene,
+    SceneOptions,
+    scene,
+)
 from tools.faults.trainers import (
     PLANS,
     Member,
     TrainerJob,
     Work,
     digest,
-    read_briefly,
     replace,
     train,
 )
@@ -138,8 +145,7 @@ class Storm:
     starts: Counter[int] = field(default_factory=Counter)  # of each rank
     faults: Counter[str] = field(default_factory=Counter)
     due: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
-    no_short_lived: bool = False  # no short-lived client attaches any more
-    down: set[str] = field(default_factory=set)  # daemons that were killed, not started yet
+    short_lived: int = 1  # clients at a time
 
     def start(self, rank: int) -> None:
         """A trainer goes on from its last saved state."""
@@ -169,17 +175,9 @@ class Storm:
                 code = code or int(run is None)
             if code:
                 raise SystemExit(f"{name} ended with {code}")
-        counts = self.scene.counts
-        if (
-            not self.no_short_lived
-            and f"short-lived {counts['short_lived']}" not in self.scene.processes
-        ):
-            counts["short_lived"] += 1
-            name = f"short-lived {counts['short_lived']}"
-            self.scene.spawn(name, read_briefly, self.short_work, name, counts["short_lived"])
-        for name, daemon in self.scene.daemons.items():
-            if name not in self.down:
-                daemon.check()
+        self.scene.renew_clients(self.short_work, self.short_lived)
+        for daemon in self.scene.daemons.values():
+            daemon.check()
 
     def later(self, most_s: float, action: Callable[[], None]) -> None:
         """After so many seconds, at most."""
@@ -189,7 +187,7 @@ class Storm:
         """One fault, drawn by weight; `spare_daemon`: it hits a trainer, if there is one daemon."""
         daemons, parts = self.scene.daemons, len(self.scene.daemons) > 1
         name = self.chance.choice(list(daemons))
-        away = name in self.down or daemons[name].told_to_end
+        away = daemons[name].killed or daemons[name].told_to_end
         if parts and away:
             return
         spare_daemon = not parts and (spare_daemon or away)
@@ -218,8 +216,9 @@ class Storm:
 
     def finish(self) -> int:
         """Let trainers finish; returns how many epochs there were."""
-        self.no_short_lived = True
-        self.scene.kill(f"short-lived {self.scene.counts['short_lived']}")
+        self.short_lived = 0
+        for name in [n for n in self.scene.processes if n.startswith(SHORT_LIVED)]:
+            self.scene.kill(name)
         runs = [run for rank in self.starts for run in self.runs_of(rank) if run.steps]
         last = max((run.steps[-1][0] for run in runs), default=0)
         replace(self.job.last_epoch, str(last + 1))
@@ -246,13 +245,7 @@ def stop(storm: Storm, name: str) -> None:
 def kill_daemon(storm: Storm, name: str) -> None:
     """It is started again a little later."""
     storm.scene.daemons[name].kill()
-    storm.down.add(name)
-
-    def again() -> None:
-        storm.scene.daemons[name].start()
-        storm.down.remove(name)
-
-    storm.later(PAUSE_S, again)
+    storm.later(PAUSE_S, storm.scene.daemons[name].start)
 
 
 def end_daemon(storm: Storm, name: str) -> None:

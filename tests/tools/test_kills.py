@@ -30,8 +30,8 @@ def test_a_store_that_differs_is_found(small_graph, tmp_path, monkeypatch):
 
 
 def test_a_command_that_fails_is_no_kill(tmp_path):
-    with pytest.raises(SystemExit, match=r"ended with 2: error: .*nothing"):
-        memory.killed_after(60, str(tmp_path / "nothing"), str(tmp_path / "store"))
+    with pytest.raises(SystemExit, match=r"ended with 2, 0 kills: error: .*nothing"):
+        memory.undisturbed(None, str(tmp_path / "nothing"), str(tmp_path / "store"))
 
 
 def test_a_tree_has_one_digest(tmp_path):

@@ -139,13 +139,17 @@ def growths(
     return found
 
 
-def judge(series: Mapping[str, Sequence[ProcessSample]], warm_up: float) -> dict[str, Any]:
+def judge(
+    series: Mapping[str, Sequence[ProcessSample]],
+    warm_up: float,
+    allowed: Mapping[str, float] = ALLOWED,
+) -> dict[str, Any]:
     """Prints a table of all figures; returns them by process, and under "grows" what grew."""
     found: dict[str, Any] = {}
     rows = [["process", "figure", "first", "last", "an hour", ""]]
     for name, samples in series.items():
         found[name] = {}
-        for g in growths(samples, warm_up):
+        for g in growths(samples, warm_up, allowed):
             found[name][g.figure] = {"first": g.first, "last": g.last, "per_hour": g.per_hour}
             ends = [f"{g.first:,.0f}", f"{g.last:,.0f}", f"{g.per_hour:+,.1f}"]
             rows.append([name, g.figure, *ends, "flat" if g.flat else "GROWS"])

@@ -26,7 +26,6 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from blockstore.make_part import make_part, plan_part
 from blockstore.owners import write_owners
 from blockstore.store import open_store
 from blockstore.units import parse_bytes
@@ -37,10 +36,10 @@ from loaderd.server.peer_answers import peers_bytes
 from loaderd.server.transport import ask_status
 from preprocess.pipeline.progress import Progress
 from preprocess.sources.generate import GraphRecipe, generate
-from tools.bench.setup import command, free_port
+from tools.bench.setup import command, free_port, make_parts
 from tools.command import byte_size
 from tools.faults.growth import ProcessSample, sample
-from tools.faults.trainers import OWNERS, Work, open_files, read_again
+from tools.faults.trainers import OWNERS, Work, open_files, read_again, read_briefly
 from tools.group import ControlGroup
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -48,8 +47,7 @@ DEGREE, HOPS = 8, 2
 _SEEDS, _VALID, _TEST = 2_000, 0.1, 0.1  # training nodes; shares of the nodes
 SETTLE_S = 30.0
 END_S = 120.0
-BESIDE = "trainer"
-PARTS = "parts"  # an owner map: who has which rows if there are several daemons
+BESIDE, SHORT_LIVED = "trainer", "short-lived"  # names of processes
 BESIDE_MEM = 256 << 20  # bytes that a daemon may hold beside --mem
 
 
@@ -61,17 +59,6 @@ class SceneOptions:
     batch_size: int = 32
     folder: Annotated[Path | None, "for everything; else a temporary one"] = None
     out: Annotated[Path | None, "append the line of JSON"] = None
-
-
-def make_parts(store: Path, servers: int) -> list[Path]:
-    """Beside the store, each with the rows of adjacent nodes."""
-    whole = open_store(store)
-    nodes = whole.manifest.types[0].num_nodes
-    write_owners(whole, PARTS, np.arange(nodes) * servers // nodes, servers, {})
-    found = [store.with_name(f"part-{server}") for server in range(servers)]
-    for server, path in enumerate(found):
-        make_part(whole, path, plan_part(whole, PARTS, server), lambda _: None)
-    return found
 
 
 def make_store(folder: Path, num_bytes: int = 0, times: bool = False) -> Path:
@@ -142,11 +129,12 @@ class DaemonProcess:
         self._words, self._most_bytes = words, parse_bytes(mem) + BESIDE_MEM
         self._join, self._has_peers = limits.join if limits else None, "--peers" in options
         self.store, self.tcp = store, tcp
-        self.told_to_end, self.peak_bytes = False, 0
+        self.told_to_end, self.killed, self.peak_bytes = False, False, 0
         self.before: HeldResources | None = None
         self.start()
 
     def start(self) -> None:
+        self.killed = False
         with self.log.open("ab") as stream:
             self.process = subprocess.Popen(
                 self._words, stdout=stream, stderr=stream, preexec_fn=self._join
@@ -155,7 +143,7 @@ class DaemonProcess:
     def check(self) -> None:
         """Start it again after it has ended as it was told.  Raises SystemExit: it was not told."""
         code = self.process.poll()
-        if code is None:
+        if code is None or self.killed:
             return
         # before it has its handlers a signal ends it the usual way
         if code not in (0, -signal.SIGTERM) or not self.told_to_end:
@@ -167,6 +155,7 @@ class DaemonProcess:
         """SIGKILL; it is gone at the end."""
         if self.process.poll() is None:
             self.check_memory()
+        self.killed = True
         self.process.kill()
         self.process.wait()
 
@@ -256,6 +245,14 @@ class Scene:
         process = CONTEXT.Process(target=target, args=arguments, daemon=True)
         process.start()
         self.processes[name] = process
+
+    def renew_clients(self, work: Work, count: int) -> None:
+        """So many short-lived ones are there; those that have ended are replaced by others."""
+        there = sum(name.startswith(SHORT_LIVED) for name in self.processes)
+        for _ in range(count - there):
+            name = f"{SHORT_LIVED} {self.counts['short_lived']}"
+            self.spawn(name, read_briefly, work, name, self.counts["short_lived"])
+            self.counts["short_lived"] += 1
 
     def kill(self, name: str) -> None:
         """End a process, if it is there."""

@@ -27,7 +27,7 @@ from typing import Annotated, Any
 from blockstore.store import open_store
 from loaderd.server.peer_rows import THREADS
 from tools.command import parse, put, running_tally, stamped
-from tools.faults.growth import ALLOWED, growths, sample
+from tools.faults.growth import ALLOWED, judge, sample
 from tools.faults.runner import Scene, SceneOptions, scene
 from tools.faults.trainers import Work
 from tools.fuzz import stores
@@ -104,16 +104,16 @@ def main(words: Sequence[str]) -> dict[str, Any]:
         counters, log_bytes = made.finish(), daemon.log.stat().st_size
     connections = THREADS * given.peers  # which may come after the warm-up
     allowed = {f: most + connections * _CONNECTION.get(f, 0) for f, most in ALLOWED.items()}
-    found = growths(made.series["daemon"], WARM_UP, allowed)
-    grown = [g for g in found if not g.flat and g.figure != "threads"]
-    if grown and not given.any_growth:
-        raise SystemExit(f"the daemon grew: {grown}, allowed: {allowed}")
+    del allowed["threads"]  # compared above
+    growth = judge(made.series, WARM_UP, allowed)
+    if "grows" in growth and not given.any_growth:
+        raise SystemExit(f"the daemon grew: {growth}, allowed: {allowed}")
     line = stamped(
         "fuzz", seed=given.seed, peers=given.peers, seconds=round(made.age_s, 1), **figures,
         beside=made.counts["minibatch batches"],
         refused=counters["requests_refused"] + counters["sessions_refused"],
         attached=counters["sessions_attached"], log_bytes=log_bytes,
-        growth={g.figure: [g.first, g.last, g.over_run] for g in found}, holds=True,
+        growth=growth["daemon"], holds=True,
     )  # fmt: skip
     return put(line, given.out)
 

@@ -131,10 +131,8 @@ class Fuzzer:
 
     def run(self, names: Sequence[str], look: Callable[[], None] = lambda: None) -> Tally:
         """These mutations in order; `look` is called after each."""
-        for first in range(0, len(names), _MOST_PER_PROCESS):
-            left = names[first : first + _MOST_PER_PROCESS]
-            while left:
-                left = left[self._run_some(left, look) :]
+        while names:
+            names = names[self._run_some(names[:_MOST_PER_PROCESS], look) :]
         return self.tally
 
     def _run_some(self, names: Sequence[str], look: Callable[[], None]) -> int:
@@ -144,21 +142,18 @@ class Fuzzer:
             ProcessPoolExecutor(1, _CONTEXT, _begin, (self, Path(folder))) as pool,
         ):
             pid = pool.submit(os.getpid).result()
-            try:
-                for number, name in enumerate(names, 1):
-                    try:
-                        self.tally.take(name, *pool.submit(_try, name).result(HANG_S))
-                    except TimeoutError:
-                        self.tally.take(name, {"process": "hang"}, ["hang"])
-                        return number
-                    except BrokenExecutor:
-                        self.tally.take(name, {"process": "crash"}, ["crash"])
-                        return number
-                    look()
-                return len(names)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            for number, name in enumerate(names, 1):
+                try:
+                    _, *found = pool.submit(_try, name).result(HANG_S)
+                except (TimeoutError, BrokenExecutor) as error:
+                    how = "hang" if isinstance(error, TimeoutError) else "crash"
+                    self.tally.take(name, {"process": how}, [how])
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                    return number
+                self.tally.take(name, *found)
+                look()
+            return len(names)
 
     def enter(self, folder: Path) -> None:
         """Work in this folder, and open no file outside of it."""
@@ -194,9 +189,8 @@ def _begin(fuzzer: Fuzzer, folder: Path) -> None:
     _fuzzers.append(fuzzer)
 
 
-def _try(name: str) -> tuple[dict[str, str], list[str]]:
-    _, said, defects = _fuzzers[-1].attempt(name)
-    return said, defects
+def _try(name: str) -> Any:
+    return _fuzzers[-1].attempt(name)
 
 
 @contextlib.contextmanager
