@@ -26,7 +26,7 @@ from hashlib import blake2b
 from io import StringIO
 from pathlib import Path
 from threading import RLock
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -51,7 +51,8 @@ from tools.tree import differences, file_digests
 _PAGE = 4096
 _CALLS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate"}
 _ROOT = 0  # number of the folder itself
-Effect = tuple[int, str, int, bool]  # folder, name, what has it, whether it appears or goes
+Place = tuple[int, str]  # folder, name in it
+Effect = tuple[Place, int, bool]  # where, what has the name, whether it appears or goes
 
 
 @dataclass
@@ -61,11 +62,10 @@ class Change:
     effects: list[Effect] = field(default_factory=list)  # on names; all of them or none happens
 
 
-@dataclass
-class _Look:
+class _Look(NamedTuple):
     """A folder at one moment; each file and folder has a number of its own."""
 
-    folders: dict[int, dict[str, int]]
+    names: dict[Place, int]
     files: dict[int, bytes]
 
 
@@ -75,7 +75,7 @@ class Recorder:
     def __init__(self, root: Path) -> None:
         self._root, self._lock = root, RLock()
         self._numbers: dict[int, int] = {root.stat().st_ino: _ROOT}  # by inode
-        self._next, self._busy, self._on = 1, False, False
+        self._next, self._on = 1, False
         self._patch = mock.patch("os.fsync", self._fsync)
         self.log: list[Change] = []
         self.first = self.last = self._look()
@@ -87,40 +87,33 @@ class Recorder:
 
     def _note(self) -> None:
         with self._lock:
-            if self._busy:
-                return
-            self._busy = True
-            try:
-                look = self._look()
-                self.log += _changes(self.last, look)
-                self.last = look
-            finally:
-                self._busy = False
+            look = self._look()
+            self.log += _changes(self.last, look)
+            self.last = look
 
     def _look(self) -> _Look:
         while True:  # until no other thread changes names meanwhile
-            look, again = _Look({}, {}), _Look({}, {})
             with suppress(FileNotFoundError):
-                self._walk(self._root, _ROOT, look)
-                self._walk(self._root, _ROOT, again, names_only=True)
-                if look.folders == again.folders:
+                look, again = _Look({}, {}), _Look({}, {})
+                for each in (look, again):
+                    self._walk(self._root, _ROOT, each)
+                if look.names == again.names:
                     break
-        held = {*look.folders, *look.files}
+        held = {_ROOT, *look.names.values()}
         self._numbers = {inode: n for inode, n in self._numbers.items() if n in held}
         return look
 
-    def _walk(self, folder: Path, number: int, look: _Look, names_only: bool = False) -> None:
-        names = look.folders.setdefault(number, {})
+    def _walk(self, folder: Path, number: int, look: _Look) -> None:
         for entry in sorted(os.scandir(folder), key=lambda e: e.name):
             held = entry.stat()
             inner = self._numbers.get(held.st_ino)
             if inner is None:
                 inner = self._numbers[held.st_ino] = self._next
                 self._next += 1
-            names[entry.name] = inner
+            look.names[number, entry.name] = inner
             if stat.S_ISDIR(held.st_mode):
-                self._walk(Path(entry.path), inner, look, names_only)
-            elif not names_only:
+                self._walk(Path(entry.path), inner, look)
+            else:
                 look.files[inner] = Path(entry.path).read_bytes()
 
     def _fsync(self, fd: int) -> None:
@@ -151,24 +144,18 @@ def _changes(old: _Look, new: _Look) -> Iterator[Change]:
     for number, content in new.files.items():
         if old.files.get(number) != content:
             yield Change(number, content)
-    gone: dict[int, Effect] = {}
-    come: list[Effect] = []
-    for folder, names in new.folders.items():
-        before = old.folders.get(folder, {})
-        for name in before.keys() | names.keys():
-            if before.get(name) != names.get(name):
-                if name in before:
-                    gone[before[name]] = (folder, name, before[name], False)
-                if name in names:
-                    come.append((folder, name, names[name], True))
-    for effect in come:  # a name that moves goes and comes at once
-        replaced = [g for g in gone.values() if g[:2] == effect[:2]]
-        moved = gone.pop(effect[2], None)
-        for other in replaced:
-            gone.pop(other[2], None)
-        yield Change(effects=[*([moved] if moved else []), *replaced, effect])
-    for effect in gone.values():
-        yield Change(effects=[effect])
+    gone = {number: place for place, number in old.names.items() if new.names.get(place) != number}
+    for place, number in new.names.items():
+        if (replaced := old.names.get(place)) == number:
+            continue
+        effects = [(place, number, True)]
+        if number in gone:  # a name that moves goes and comes at once
+            effects.append((gone.pop(number), number, False))
+        if replaced is not None and gone.get(replaced) == place:
+            del gone[replaced]
+        yield Change(effects=effects)
+    for number, place in gone.items():
+        yield Change(effects=[(place, number, False)])
 
 
 class Loss:
@@ -187,26 +174,28 @@ class Loss:
                 self._versions[change.file] = self._versions[change.file][-1:]
             else:
                 self._changes = [
-                    (c, synced or any(e[0] == change.file for e in c.effects))
+                    (c, synced or any(folder == change.file for (folder, _), _, _ in c.effects))
                     for c, synced in self._changes
                 ]
 
     def make(self, folder: Path, share: float, draws: random.Random) -> str:
         """Make the folder; of what is not synced a `share` is kept.  Returns a digest of it."""
-        folders = {number: dict(names) for number, names in self._first.folders.items()}
+        names = dict(self._first.names)
         for change, synced in self._changes:
             if synced or draws.random() < share:
-                for inner, name, number, comes in change.effects:
-                    names = folders.setdefault(inner, {})
+                for place, number, comes in change.effects:
                     if comes:
-                        names[name] = number
-                    elif names.get(name) == number:
-                        del names[name]
+                        names[place] = number
+                    elif names.get(place) == number:
+                        del names[place]
+        inside: dict[int, list[tuple[str, int]]] = {}
+        for (within, name), number in sorted(names.items()):
+            inside.setdefault(within, []).append((name, number))
         total = blake2b()
 
         def put(path: Path, number: int) -> None:
             path.mkdir()
-            for name, inner in sorted(folders.get(number, {}).items()):
+            for name, inner in inside.get(number, ()):
                 total.update(f"{len(path.parts)} {name}\n".encode())
                 if inner in self._versions:
                     content = _mixed(self._versions[inner], share, draws)
@@ -233,8 +222,7 @@ def _mixed(versions: list[bytes], share: float, draws: random.Random) -> bytes:
     return bytes(out)
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """What is run: `prepare(root)` makes what is there before, `run(root)` the store named."""
 
     name: str
@@ -389,17 +377,13 @@ class LossOptions:
     seed: int = 0
 
 
-def _sync_nothing(_: int) -> None:
-    """In place of fsync, as no power is lost really."""
-
-
 def main(words: list[str]) -> list[dict[str, Any]]:
     """A JSON line a command.  Raises SystemExit: a loss that was not survived."""
     given = parse(LossOptions, words)
     lines = []
     where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with (
-        mock.patch("os.fsync", _sync_nothing),
+        mock.patch("os.fsync"),
         tempfile.TemporaryDirectory(prefix="lost-writes-", dir=where) as name,
     ):
         folder = given.folder or Path(name)

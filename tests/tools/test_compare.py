@@ -14,7 +14,6 @@ from tools.compare import pairs  # noqa: E402
 
 geometric = Later("torch_geometric")
 cases, tasks = Later("tools.compare.cases"), Later("tools.compare.tasks")
-quiet = pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")
 
 
 def line(way, seed, accuracy):
@@ -111,36 +110,32 @@ def test_accuracy_of_a_daemon_and_of_a_loader_in_memory(graph, tmp_path, monkeyp
     assert capsys.readouterr().out == printed + "\n"
 
 
-def test_every_way_of_large_batches(graph, tmp_path):
+def lines_of(case, folder, tmp_path, *words):
+    """The lines of a small comparison, all that are not given otherwise by `words`."""
+    usual = ["--epochs", "5", "--num-neighbors", "3", "2", "--hidden", "8", "--seeds", "1"]
+    usual += ["--jobs", "1", "--batch-size", "20", "--learning-rate", "0.03", "--dropout", "0"]
     out = tmp_path / "lines"
-    words = ["--partitions", "16", "--epochs", "5", "--num-neighbors", "3", "2", "--hidden", "8"]
-    words += ["--seeds", "1", "--batch-size", "20", "--jobs", "1", "--learning-rate", "0.03"]
-    main(["large", str(graph), *words, "--dropout", "0", "--mem", "32M", "--out", str(out)])
-    found = {x["way"]: x for x in read_lines(out)}
+    main([case, str(folder), *usual, "--mem", "32M", *words, "--out", str(out)])
+    return read_lines(out)
+
+
+def test_every_way_of_large_batches(graph, tmp_path):
+    found = {x["way"]: x for x in lines_of("large", graph, tmp_path, "--partitions", "16")}
     assert len(found) == 6
     assert all(40 < x["accuracy"] <= 100 for x in found.values())  # of four classes
     assert found["minibatch"]["steps"] == found["shared (LBS)"]["steps"]
 
 
 def test_every_way_of_macro_batches(graph, tmp_path):
-    out = tmp_path / "lines"
     names = ["in memory", "random 1/8", "GAP + hubs + halo 0.3 1/16"]
-    words = ["--partitions", "16", "--epochs", "5", "--num-neighbors", "3", "2", "--hidden", "8"]
-    words += ["--seeds", "1", "--batch-size", "20", "--jobs", "1", "--learning-rate", "0.03"]
-    words += ["--dropout", "0", "--mem", "32M", "--ways", *names]
-    main(["macro", str(graph), *words, "--out", str(out)])
-    found = read_lines(out)
+    found = lines_of("macro", graph, tmp_path, "--partitions", "16", "--ways", *names)
     assert [x["way"] for x in found] == names
     assert all(40 < x["accuracy"] <= 100 for x in found)  # of four classes
     assert found[0]["steps"] < found[1]["steps"]
 
 
 def test_home_placement_and_data_parallelism(graph, tmp_path):
-    out = tmp_path / "lines"
-    words = ["--epochs", "5", "--num-neighbors", "3", "2", "--hidden", "8", "--seeds", "1"]
-    words += ["--batch-size", "40", "--learning-rate", "0.03", "--dropout", "0", "--mem", "32M"]
-    main(["home", str(graph), *words, "--out", str(out)])
-    parallel, home = read_lines(out)
+    parallel, home = lines_of("home", graph, tmp_path, "--batch-size", "40")
     assert (parallel["way"], home["way"]) == ("data parallel", "home")
     assert parallel["steps"] == home["steps"] > 1
     assert home["accuracy"] == pytest.approx(parallel["accuracy"], abs=1)  # the same gradients
@@ -148,16 +143,12 @@ def test_home_placement_and_data_parallelism(graph, tmp_path):
 
 
 def test_models_on_hops(graph, tmp_path):
-    out = tmp_path / "lines"
-    words = ["--hops", "1", "--epochs", "8", "--batch-size", "10", "--hidden", "8", "--seeds", "1"]
-    words += ["--models", "sign", "--chunks", "5", "--jobs", "1", "--mem", "32M"]
-    main(["hops", str(graph), *words, "--out", str(out)])
-    found = read_lines(out)
+    words = ["--hops", "1", "--epochs", "8", "--batch-size", "10", "--models", "sign"]
+    found = lines_of("hops", graph, tmp_path, *words, "--chunks", "5", "--learning-rate", "0.01")
     assert [x["way"] for x in found] == ["sign, rows", "sign, chunks of 5"]
     assert all(40 < x["accuracy"] <= 100 for x in found)
 
 
-@quiet
 def test_links(tmp_path):
     rng = np.random.default_rng(0)
     source = rng.integers(0, 40, 600)
@@ -166,18 +157,14 @@ def test_links(tmp_path):
     np.save(tmp_path / "edge_index.npy", edges)
     for name, chosen in zip(("train", "test"), lists, strict=True):
         np.save(tmp_path / f"{name}_edge.npy", chosen)
-    words = ["--seeds", "1", "--steps", "40", "--epochs", "5", "--batch-size", "64"]
-    words += ["--hidden", "8", "--num-neighbors", "4", "3", "--learning-rate", "0.03", "--replace"]
-    words += ["--mem", "32M"]
     ways = ["PyG", "daemon"] if has_sampler() else ["daemon"]
-    main(["links", str(tmp_path), *words, "--ways", *ways, "--out", str(tmp_path / "lines")])
-    found = read_lines(tmp_path / "lines")
+    words = ["--steps", "40", "--batch-size", "64", "--num-neighbors", "4", "3", "--replace"]
+    found = lines_of("links", tmp_path, tmp_path, *words, "--dropout", "0.5", "--ways", *ways)
     assert [x["way"] for x in found] == ways
     assert all(70 < x["accuracy"] <= 100 for x in found)  # half of them are random pairs
     assert {x["steps"] for x in found} == {8}
 
 
-@quiet
 def test_drop_in_over_several_types(tmp_path):
     folder, rng = tmp_path / "graph", np.random.default_rng(0)
     folder.mkdir()
@@ -189,12 +176,9 @@ def test_drop_in_over_several_types(tmp_path):
     np.save(folder / "label__paper.npy", labels)
     for name, ids in (("train", np.arange(60)), ("test", np.arange(60, 90))):
         np.save(folder / f"split__paper__{name}.npy", ids)
-    words = ["--undirected", "--seeds", "1", "--epochs", "5", "--learning-rate", "0.05"]
-    words += ["--hidden", "8", "--num-neighbors", "3", "3", "--batch-size", "20"]
-    words += ["--mem", "32M"]
     ways = ["PyG", "daemon"] if has_sampler() else ["daemon"]
-    main(["drop-in", str(folder), *words, "--ways", *ways, "--out", str(tmp_path / "lines")])
-    found = read_lines(tmp_path / "lines")
+    words = ["--undirected", "--learning-rate", "0.05", "--num-neighbors", "3", "3"]
+    found = lines_of("drop-in", folder, tmp_path, *words, "--dropout", "0.5", "--ways", *ways)
     assert [x["way"] for x in found] == ways
     assert min(x["accuracy"] for x in found) > 60  # of 3 classes
 

@@ -38,19 +38,17 @@ def test_every_fault_can_be_planted_and_has_tests_in_its_folder():
 
 
 def test_faults_are_told_from_those_that_tests_notice(tree, capsys):
-    found = [mutants.try_fault(fault, tree, 60) for fault in (KILLED, SURVIVES)]
-    assert [outcome.verdict for outcome in found] == ["killed", "SURVIVED"]
-    assert "test_twice" in found[0].by
+    verdicts = [mutants.try_fault(fault, tree, 60) for fault in (KILLED, SURVIVES)]
+    assert verdicts == ["killed", "SURVIVED"]
+    killed, survived = capsys.readouterr().out.splitlines()
+    assert killed.endswith("minus  FAILED tests/pack/test_code.py::test_twice")
+    assert survived.endswith("power  It is squared.")
     assert (tree / "pack/code.py").read_text() == CODE
-    mutants.print_table(found)
-    printed = capsys.readouterr().out
-    assert "| power | pack/code.py | SURVIVED |" in printed
-    assert printed.endswith("1 SURVIVED, 1 killed\n")
 
 
 def test_what_hangs_is_ended(tree):
     (tree / "tests/pack/test_code.py").write_text(f"def test_hang():\n    {'while True: pass'}\n")
-    assert mutants.try_fault(KILLED, tree, 2.0).verdict == "TIMED OUT"
+    assert mutants.try_fault(KILLED, tree, 2.0) == "TIMED OUT"
 
 
 @pytest.mark.parametrize(("old", "count"), [("a * b", 0), ("add(a", 2)])

@@ -7,6 +7,7 @@ of tests in the last fifth of the epochs, or that of the epoch that was best on 
 
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -42,6 +43,7 @@ def train(
 ) -> dict[str, Any]:
     """One run, of the way with this name: its line."""
     torch.set_num_threads(options.threads)
+    warnings.filterwarnings("ignore", "Using 'NeighborSampler' without")  # pyg-lib may be missing
     task = task_of(case, options, served)
     way = next(w for w in CASES[case].ways(options) if w.name == name)
     torch.manual_seed(seed)

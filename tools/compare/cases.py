@@ -4,7 +4,6 @@ Each iteration of a loader gives the batches of the next epoch.
 """
 
 import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,9 +77,7 @@ def nodes_as_pyg(run: TrainingRun) -> Iterable[Any]:
 
 def pyg_nodes(run: TrainingRun) -> Iterable[Any]:
     """PyG's loader over the graph in memory."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pyg-lib may be missing
-        loader: Iterable[Any] = NeighborLoader(run.task.data, **_pyg_options(run))
+    loader: Iterable[Any] = NeighborLoader(run.task.data, **_pyg_options(run))
     return loader
 
 
@@ -104,9 +101,7 @@ def pyg_links(run: TrainingRun) -> Iterable[Any]:
     with `--replace`.
     """
     data = Data(edge_index=run.task.graph, num_nodes=run.task.num_nodes)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pyg-lib may be missing
-        loader: Iterable[Any] = LinkNeighborLoader(data, **_link_options(run))
+    loader: Iterable[Any] = LinkNeighborLoader(data, **_link_options(run))
     return loader
 
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from tools.command import parse, table
+from tools.command import parse
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIST = Path(__file__).with_name("faults.toml")
@@ -162,15 +162,8 @@ def run_tests(selection: Sequence[str], root: Path, limit_s: float) -> Tested:
         return Tested(code, out.read(), time.perf_counter() - begun)
 
 
-class Outcome(NamedTuple):
-    fault: PlantedFault
-    verdict: str  # killed, SURVIVED, TIMED OUT
-    seconds: float
-    by: str  # the test that failed
-
-
-def try_fault(fault: PlantedFault, root: Path, limit_s: float) -> Outcome:
-    """Plant one in a copy and run its tests."""
+def try_fault(fault: PlantedFault, root: Path, limit_s: float) -> str:
+    """Plant one in a copy, run its tests, and say how it ended: killed, SURVIVED, TIMED OUT."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = copy_tree(root, Path(folder))
         plant(fault, copy)
@@ -179,9 +172,9 @@ def try_fault(fault: PlantedFault, root: Path, limit_s: float) -> Outcome:
     lines = tested.printed.splitlines() or [""]
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     by = failed[0].split(" - ")[0] if failed else lines[-1]
-    found = Outcome(fault, verdict, tested.seconds, by if tested.code else "")
-    print(f"{verdict:9} {found.seconds:5.1f} s  {fault.name}  {found.by}", flush=True)
-    return found
+    said = by if tested.code else fault.wrong
+    print(f"{verdict:9} {tested.seconds:5.1f} s  {fault.name}  {said}", flush=True)
+    return verdict
 
 
 def passes_clean(faults: Sequence[PlantedFault], root: Path) -> bool:
@@ -191,15 +184,6 @@ def passes_clean(faults: Sequence[PlantedFault], root: Path) -> bool:
     if tested.code != 0:
         print(f"{tested.printed}\nthese tests fail without a fault, so they say nothing of one")
     return tested.code == 0
-
-
-def print_table(outcomes: Sequence[Outcome]) -> None:
-    """A row for each fault, then the counts."""
-    rows = [["fault", "file", "verdict", "seconds", "what goes wrong"]]
-    for o in outcomes:
-        rows.append([o.fault.name, o.fault.file, o.verdict, f"{o.seconds:.0f}", o.fault.wrong])
-    counts = Counter(o.verdict for o in outcomes)
-    print(f"\n{table(rows)}\n\n{', '.join(f'{n} {v}' for v, n in sorted(counts.items()))}")
 
 
 @dataclass(frozen=True)
@@ -225,9 +209,9 @@ def main(words: Sequence[str]) -> int:
     if not passes_clean(faults, ROOT):
         return 2
     with ThreadPoolExecutor(options.jobs) as pool:
-        outcomes = list(pool.map(lambda fault: try_fault(fault, ROOT, options.limit), faults))
-    print_table(outcomes)
-    return int(any(outcome.verdict != "killed" for outcome in outcomes))
+        verdicts = Counter(pool.map(lambda one: try_fault(one, ROOT, options.limit), faults))
+    print(", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items())))
+    return int(set(verdicts) != {"killed"})
 
 
 if __name__ == "__main__":
