@@ -396,7 +396,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     undirected: bool = False  # reverses were added and duplicates removed at ingest
     duplicates: str = "keep"
     self_loops: str = "keep"
-    partitioning: Partitioning | None = None  # None: nodes were not partitioned, or as given
+    partitioning: Partitioning | None = None  # None: nodes were not partitioned
     influence: Influence | None = None  # None: there are no hubs and no halos
     files: dict[str, str] = {}  # digests of `bound_files`, by path in the store
 

@@ -12,11 +12,18 @@ from blockstore.store import numpy_dtype
 from preprocess.files.array_file import load_array, save_array
 from preprocess.ingest.contents import ArrayContent, row_disk_bytes
 from preprocess.ingest.graph import IngestRun, IngestStage
-from preprocess.ingest.plan import IngestJob, placed_bytes, rows_bytes
+from preprocess.ingest.plan import IngestJob
 from preprocess.pipeline.result import QuantizationError
 from preprocess.pipeline.stage import Cost, Facts
 from preprocess.sources.stored import StoredSource
-from preprocess.stages.rows import Emit, Quantizer, checked_features, find_scale, source_chunk
+from preprocess.stages.rows import (
+    Emit,
+    Quantizer,
+    checked_features,
+    find_scale,
+    scatter_bytes,
+    source_chunk,
+)
 
 _SCALE = "scale"  # temporary file
 _QUANTIZATION = "quantization"  # in the facts of a stage
@@ -78,7 +85,7 @@ class RowStages:
             return [copied, self.placed(rows, plain, spent)]
         files = [*array_files(array), array.scale_path]
         return [
-            IngestStage(name, Cost(rows_bytes(source)), find_scale_of, files={_SCALE: size}),
+            IngestStage(name, Cost(source.num_bytes), find_scale_of, files={_SCALE: size}),
             IngestStage(
                 array.path, self._cost(rows), quantized, spent=[*spent, _SCALE], arrays=files
             ),
@@ -108,16 +115,16 @@ class RowStages:
         job, array, passing = self.job, self.sized(rows.array, None), 0
         num_rows = array.num_rows
         if self.place_bytes:
-            passing = placed_bytes(num_rows, array.row_bytes, self.place_bytes, job.share)
+            passing = scatter_bytes(num_rows, array.row_bytes, self.place_bytes, job.share)
         if job.spread:
             passing = num_rows * (array.row_bytes + 8)
         written = num_rows * array.row_bytes * 1025 // 1024
-        return Cost(rows_bytes(rows.source) + passing, written + passing, passing)
+        return Cost(rows.source.num_bytes + passing, written + passing, passing)
 
     def split(self, rows: ArrayContent) -> IngestStage:
         """Ids as the source lists them."""
         written = row_disk_bytes(rows.array, self.job.options.block_bytes)
-        cost = Cost(rows_bytes(rows.source), written)
+        cost = Cost(rows.source.num_bytes, written)
         return list_stage(
             rows.array, cost, lambda _: self.job.source.rows(rows.source, _PIECE_ROWS)
         )

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -24,6 +25,7 @@ from preprocess.stages.csc import Widths
 WEIGHT, TIME = "weight", "time"  # edge arrays that lie inside graph blocks
 SPLITS = ("train", "valid", "test")
 _MOST_PART_BYTES, _MOST_SHOWN = 240, 40  # file systems allow 255
+_EDGE_BYTES = 16  # an edge of a source that does not say
 
 
 class ArrayContent(NamedTuple):
@@ -53,6 +55,11 @@ class TypeContents:
     def stop(self) -> int:
         return self.first + self.num_nodes
 
+    @property
+    def partition_path(self) -> str:
+        """Of the side array of partitions."""
+        return f"nodes/{as_path(self.name)}/partition_offsets"
+
 
 @dataclass(frozen=True, slots=True)
 class RelationContents:
@@ -78,6 +85,18 @@ class RelationContents:
     @property
     def most_edges(self) -> int:
         return self.source.num_edges * (2 if self.undirected else 1)
+
+    @property
+    def source_bytes(self) -> int:
+        """What one read of its edges brings."""
+        path = Path(self.source.where)
+        size = path.stat().st_size if path.is_file() else 0
+        return size or _EDGE_BYTES * self.source.num_edges
+
+    @property
+    def place_dtype(self) -> str:
+        """Of the places of edges in the order of the blocks."""
+        return "uint32" if self.most_edges < 2**32 - 1 else "uint64"
 
     @property
     def layout(self) -> EdgeLayout:
@@ -115,6 +134,24 @@ class Contents:
     @property
     def num_nodes(self) -> int:
         return sum(t.num_nodes for t in self.types)
+
+    @property
+    def most_edges(self) -> int:
+        return sum(r.most_edges for r in self.relations)
+
+    @property
+    def column_item_bytes(self) -> int:
+        """Of an edge in columns in memory: with its id where these become the graph itself."""
+        return self.relations[0].widths.key_bytes - 4 if len(self.relations) == 1 else 4
+
+    def columns_fit(self, share: int) -> bool:
+        """Whether the columns that give the order can stay in memory, beside other things."""
+        return self.column_item_bytes * self.most_edges <= share // 3
+
+    @property
+    def reads_columns(self) -> bool:
+        """Whether columns on disk that gave the order become the graph: else the source does."""
+        return len(self.relations) == 1 and not self.relations[0].widths.edge
 
     def rows(self) -> list[ArrayContent]:
         """Every array that comes from the source, those inside blocks aside."""

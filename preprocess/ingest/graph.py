@@ -14,7 +14,7 @@ from blockstore.format import Partitioning
 from blockstore.writer import StoreWriter
 from preprocess.files.array_file import load_array, save_array
 from preprocess.ingest.contents import RelationContents
-from preprocess.ingest.plan import IngestJob, columns_fit, needs_columns, reads_columns
+from preprocess.ingest.plan import IngestJob
 from preprocess.kernels.edges import Ends
 from preprocess.kernels.levels import HeldColumns, WordBits, gather_columns, take_counts
 from preprocess.pipeline.progress import Progress
@@ -71,7 +71,7 @@ class GraphStages:
             counts = self._count(r)
             longest = max(longest, int(counts.max(initial=0)) * r.widths.sort_bytes + COLUMN_BYTES)
             save_array(self._work / counts_file(number), counts)
-        if needs_columns(self._options):
+        if self._options.needs_columns:
             counts = self._union_counts()
             widths = self._union_widths(None)
             longest = max(longest, int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES)
@@ -79,7 +79,7 @@ class GraphStages:
 
     def fits(self, longest_bytes: int) -> bool:
         """Whether columns by source id can stay in memory."""
-        return columns_fit(self._contents, self._share) and longest_bytes <= self._share // 4
+        return self._contents.columns_fit(self._share) and longest_bytes <= self._share // 4
 
     def columns(self, in_memory: bool) -> None:
         """Columns of the union by source id: in memory, else into the files COLUMNS and DEGREES."""
@@ -123,16 +123,13 @@ class GraphStages:
         save_array(self._work / PARTITION, found.partition)
         return found.report
 
-    def order(self, partition: NDArray[np.uint32] | None) -> list[int]:
-        """Find the order, and write the rank.
-
-        partition  uint32 (num_nodes,)   None: the one that was found, or none
-
-        Returns where each (type, partition) begins, then the end.
+    def order(self) -> list[int]:
+        """Find the order, and write the rank; returns where each (type, partition) begins, and the
+        end.
         """
         options, contents = self._options, self._contents
         order = None
-        if options.order == "bfs" or (options.order == "degree" and needs_columns(options)):
+        if options.order == "bfs" or (options.order == "degree" and options.needs_columns):
             file = self._held or self._reopened()
             if options.order == "bfs":
                 order = breadth_first(file, self._share - file.held_bytes, self._progress)
@@ -145,7 +142,7 @@ class GraphStages:
         elif options.order == "random":
             order = at_random(contents.num_nodes, options.seed)
         bounds = np.array([0, *(t.stop for t in contents.types)], np.int64)
-        num_partitions = 0
+        partition, num_partitions = None, 1
         if options.partition is not None:
             partition = load_array(self._work / PARTITION, np.uint32)
             num_partitions = options.partition.num_partitions
@@ -171,7 +168,7 @@ class GraphStages:
         """
         relation, nodes = self._contents.relations[number], self.nodes
         widths, dst = relation.widths, relation.dst
-        on_disk = (self._work / COLUMNS).exists() and reads_columns(self._contents)
+        on_disk = (self._work / COLUMNS).exists() and self._contents.reads_columns
         if self._held is not None and nodes is not None and self._can_gather(relation):
             yield from self._gathered(self._held, nodes, widths, share - self._held.held_bytes)
             return
@@ -291,15 +288,13 @@ class IngestRun(PipelineRun):
     def __init__(
         self,
         job: IngestJob,
-        partition: NDArray[np.uint32] | None,
         work: WorkFolder,
         progress: Progress,
         writer: StoreWriter,
         executor: Executor | None = None,
     ) -> None:
-        """`partition`: uint32 (num_nodes,), of each node, if one is given."""
         super().__init__(work, progress, writer)
-        self.writer, self.partition, self.executor = writer, partition, executor
+        self.writer, self.executor = writer, executor
         self.graph = GraphStages(job, work.path, progress, executor)
 
 

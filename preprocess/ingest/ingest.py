@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 from blockstore.errors import BudgetTooSmall, NotAStore
 from blockstore.extend import StoreExtender
 from blockstore.format import FORMAT_VERSION, Manifest, Partitioning
-from blockstore.io.buffers import byte_view
 from blockstore.store import open_store
 from blockstore.writer import StoreWriter
 from preprocess.errors import BadInput
@@ -38,14 +36,9 @@ from preprocess.ingest.plan import (
     IngestJob,
     MemoryPlan,
     check_longest,
-    column_item_bytes,
-    columns_fit,
     looks_at_label,
     memory_lines,
-    needs_columns,
     plan_memory,
-    reads_columns,
-    rows_bytes,
     sort_bytes,
     store_bytes,
 )
@@ -76,18 +69,15 @@ def ingest(
     options: IngestOptions,
     progress: Progress,
     fresh: bool = False,
-    partition: NDArray[np.uint32] | None = None,
     files: SourceFiles | None = None,
     executor: Executor | None = None,
 ) -> IngestResult:
     """Write the store.
 
-    fresh      begin from scratch, whatever an earlier run has left
-    partition  uint32 (num_nodes,)   of each node, numbered through all types: nodes stand
-               partition by partition
-    files      of the source, as they were when it was opened; None: as they are now
-    executor   of tasks that sort edges and place rows, each within the memory of the options; the
-               store is the same
+    fresh     begin from scratch, whatever an earlier run has left
+    files     of the source, as they were when it was opened; None: as they are now
+    executor  of tasks that sort edges and place rows, each within the memory of the options; the
+              store is the same
 
     Raises BadInput, also for a file that changes meanwhile, StoreExists, BudgetTooSmall, StoreBusy
     and, where there is too little room from the start, OutOfSpace: nothing is left behind then.
@@ -97,18 +87,12 @@ def ingest(
     check_free(target, target, preparation_of(target))
     files = files or SourceFiles(source.files)
     with prepared(source, target, options.mem_bytes, progress, fresh, files):
-        options = replace(options, partitioned=partition is not None)
         options.check()
-        if options.partitioned and options.partition is not None:
-            raise BadInput.at(
-                "--partitions", options.partition.num_partitions, "none, as a partition is given",
-                "leave one of them out",
-            )  # fmt: skip
         source = source.with_reverses(options.undirected)
         check_left_out(source, options)
         stages = IngestStages(source, list_contents(source, options), options, executor is not None)
-        facts = _sign_facts(source, options, partition)
-        return write_store(stages, target, files, progress, facts, fresh, partition, executor)
+        facts = _sign_facts(source, options)
+        return write_store(stages, target, files, progress, facts, fresh, executor)
 
 
 def write_store(
@@ -118,7 +102,6 @@ def write_store(
     progress: Progress,
     signed: Facts,
     fresh: bool,
-    partition: NDArray[np.uint32] | None = None,
     executor: Executor | None = None,
 ) -> IngestResult:
     """Run the stages in a work folder beside the target.
@@ -147,7 +130,7 @@ def write_store(
             folder=work.path / STORE,
         ) as writer,
     ):
-        run = IngestRun(job, partition, work, progress, writer, executor)
+        run = IngestRun(job, work, progress, writer, executor)
         run.execute(stages.first_stages())
         stages.decide(run)
         run.execute(stages.later_stages())
@@ -203,7 +186,7 @@ class IngestStages:
         refused: list[BudgetTooSmall] = []
         try:
             memory = plan_memory(contents, options)
-            fit = columns_fit(contents, memory.share)
+            fit = contents.columns_fit(memory.share)
             self.job = IngestJob(source, contents, options, memory, fit, spread)
         except BudgetTooSmall as error:
             refused.append(error)
@@ -279,19 +262,17 @@ class IngestStages:
         """
         job, longest = self.job, run.facts(COUNT)["longest"]
         check_longest(job.contents, job.options, job.memory, longest)
-        if needs_columns(job.options):
+        if job.options.needs_columns:
             fit = run.work.find(ORDER) is not None or run.graph.fits(longest)
             self.job = replace(job, columns_fit=fit and run.work.find(COLUMNS_STAGE) is None)
 
     def _checked_bytes(self) -> int:
         read, options = 0, self.job.options
         for t in self.job.contents.types:
-            read += sum(rows_bytes(s.source) for s in t.splits)
+            read += sum(s.source.num_bytes for s in t.splits)
             if t.label and looks_at_label(t.label, options):
-                read += rows_bytes(t.label.source)
-        return read + sum(
-            rows_bytes(s.source) for r in self.job.contents.relations for s in r.splits
-        )
+                read += t.label.source.num_bytes
+        return read + sum(s.source.num_bytes for r in self.job.contents.relations for s in r.splits)
 
     def _check(self, run: IngestRun) -> Facts:
         labels = {t.type.name: t.check(run) for t in self._types()}
@@ -305,13 +286,13 @@ class IngestStages:
         if not options.renames:
             return []
         rank, edges = 4 * job.contents.num_nodes, job.num_edges
-        if not needs_columns(options):
+        if not options.needs_columns:
             return [IngestStage(ORDER, Cost(0, rank), self._order, {RANK: rank})]
         work: dict[str, float] = {"sorted_edges": edges} if job.columns_fit else {}
-        item = column_item_bytes(job.contents) if job.columns_fit else 4
+        item = job.contents.column_item_bytes if job.columns_fit else 4
         held = item * edges if job.columns_fit else 0
         passing = job.sort_bytes(edges, 4 + item, job.share - held)
-        spent = [] if reads_columns(job.contents) else [COLUMNS, DEGREES]
+        spent = [] if job.contents.reads_columns else [COLUMNS, DEGREES]
         stages, sorting, columns = [], Cost(job.source_bytes + passing, passing, passing, work), 0
         if not job.columns_fit:
             columns = 4 * edges + rank
@@ -343,7 +324,7 @@ class IngestStages:
             work["sorted_edges"] = work.get("sorted_edges", 0) + total
         work["partitioned_edges"] = passes * total
         types = job.contents.types
-        labels = 2 * sum(rows_bytes(t.label.source) for t in types if t.label)
+        labels = 2 * sum(t.label.source.num_bytes for t in types if t.label)
         read = sorting.read + labels + visiting + (settings.passes + 1) * visited + columns
         passing = max(sorting.passing, visiting + visited)
         written = sorting.written + visiting + visited + 4 * job.contents.num_nodes
@@ -354,7 +335,7 @@ class IngestStages:
 
     def _hold_columns(self, run: IngestRun) -> None:
         """Sort them, if they stay in memory and are not there."""
-        if needs_columns(self.job.options) and self.job.columns_fit and not run.graph.holds_columns:
+        if self.job.options.needs_columns and self.job.columns_fit and not run.graph.holds_columns:
             run.graph.columns(in_memory=True)
 
     def _find_partition(self, run: IngestRun) -> Facts:
@@ -364,7 +345,7 @@ class IngestStages:
 
     def _order(self, run: IngestRun) -> Facts:
         self._hold_columns(run)
-        return {"starts": run.graph.order(run.partition)}
+        return {"starts": run.graph.order()}
 
     def _partitioning(self, run: IngestRun) -> Partitioning | None:
         if self.job.options.partition is None:
@@ -412,15 +393,12 @@ def _held_manifest(path: Path) -> Manifest | None:
         return None
 
 
-def _sign_facts(
-    source: Source, options: IngestOptions, partition: NDArray[np.uint32] | None
-) -> Facts:
+def _sign_facts(source: Source, options: IngestOptions) -> Facts:
     """Of everything that decides the store's bytes, files aside."""
     return {
         "layout": source.layout,
         "num_nodes": dict(source.num_nodes),
         "relations": [list(r[:4]) for r in source.relations],
-        "partition": 0 if partition is None else google_crc32c.value(bytes(byte_view(partition))),
         **option_facts(options),
     }
 

@@ -10,22 +10,10 @@ from numpy.typing import NDArray
 
 from blockstore.format import NodeType, RowArray
 from preprocess.files.array_file import load_array, save_array
-from preprocess.ingest.arrays import (
-    RowStages,
-    array_files,
-    list_stage,
-    write_ids,
-)
+from preprocess.ingest.arrays import RowStages, array_files, list_stage, write_ids
 from preprocess.ingest.contents import SPLITS, ArrayContent, row_disk_bytes, split_sizes
 from preprocess.ingest.graph import RANK, IngestRun, IngestStage
-from preprocess.ingest.plan import (
-    CHECK,
-    ORDER,
-    IngestJob,
-    looks_at_label,
-    partition_path,
-    seeded_splits,
-)
+from preprocess.ingest.plan import CHECK, ORDER, IngestJob, looks_at_label, seeded_splits
 from preprocess.pipeline.stage import Cost, Facts
 from preprocess.pipeline.tasks import SavedArray, task_folder
 from preprocess.stages.labels import (
@@ -62,8 +50,8 @@ class TypeStages(RowStages):
             spent = [self.bits_file] if i == len(seeded) - 1 else []
             sized = partial(self._seeded_split, i)
             found.append(list_stage(array, cost, partial(self.seeded, i), sized, spent))
-        if job.options.in_partitions:
-            path = partition_path(t)
+        if job.options.partition:
+            path = t.partition_path
             found.append(IngestStage(path, Cost(), self._write_partitions, arrays=[path]))
         return found
 
@@ -165,12 +153,11 @@ class TypeStages(RowStages):
         starts, count = run.facts(ORDER)["starts"], self._num_partitions(run)
         first = self._number * count
         offsets = np.array(starts[first : first + count + 1], np.uint64)
-        run.writer.side(partition_path(self.type), offsets)
+        run.writer.side(self.type.partition_path, offsets)
 
     def _num_partitions(self, run: IngestRun | None) -> int:
-        if run is None or not self.job.options.in_partitions:
-            return 0
-        return (len(run.facts(ORDER)["starts"]) - 1) // len(self.job.contents.types)
+        settings = self.job.options.partition
+        return settings.num_partitions if run and settings else 0
 
     def node_type(self, run: IngestRun | None) -> NodeType:
         """What the manifest says, once all stages are over; before a run, an upper bound."""
@@ -188,5 +175,5 @@ class TypeStages(RowStages):
             features={r.source.name: r.array for r in t.features},
             splits=splits,
             num_partitions=self._num_partitions(run),
-            partition_offsets_path=partition_path(t) if self.job.options.in_partitions else "",
+            partition_offsets_path=t.partition_path if self.job.options.partition else "",
         )

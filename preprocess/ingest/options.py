@@ -107,25 +107,26 @@ class IngestOptions(StoreOptions, SourceOptions):
 
     mem_bytes: int = 2 << 30
     undirected: bool = False
-    partitioned: bool = False  # a partition of the nodes is given
-    partition: PartitionOptions | None = None  # one is to be found
+    partition: PartitionOptions | None = None  # of the nodes, that is to be found
     influence: InfluenceOptions = NO_WISHES  # hubs and halos
     hops: HopsRequest | None = None  # features propagated, right behind the last array
 
     @property
-    def in_partitions(self) -> bool:
-        """Whether nodes stand partition by partition."""
-        return self.partitioned or self.partition is not None
-
-    @property
     def renames(self) -> bool:
         """Whether nodes get other numbers than they have in the source."""
-        return self.order != "source" or self.in_partitions
+        return self.order != "source" or self.partition is not None
 
     @property
     def drop_equal(self) -> bool:
         """Whether of equal edges only the one of the smallest id is kept."""
         return self.undirected or self.duplicates == "drop"
+
+    @property
+    def needs_columns(self) -> bool:
+        """Whether the order of nodes, or their partition, is found in sorted columns."""
+        if self.partition is not None or self.order == "bfs":
+            return True
+        return self.order == "degree" and self.drop_equal
 
     def check(self) -> None:
         """Raises BadInput: what no graph can be stored with."""
@@ -136,7 +137,7 @@ class IngestOptions(StoreOptions, SourceOptions):
             )  # fmt: skip
         if self.partition is not None:
             self.partition.check()
-        self.influence.check(self.in_partitions)
+        self.influence.check(self.partition is not None)
         shares = self.split
         if shares and (len(shares) != 3 or min(shares) < 0 or not 0 < sum(shares) <= 1 + 1e-9):
             raise BadInput.at(
@@ -150,7 +151,7 @@ class IngestOptions(StoreOptions, SourceOptions):
         wide = num_nodes >= 2**32 - 1
         if wide and self.ids == "uint32":
             raise BadInput.at("--ids", "uint32", f"uint64 for {num_nodes:,} nodes", "leave it out")
-        if num_nodes >= _MOST_NODES.get(self.order, 2**32 - 1 if self.in_partitions else 2**64):
+        if num_nodes >= _MOST_NODES.get(self.order, 2**32 - 1 if self.partition else 2**64):
             raise BadInput.at(
                 "--order", self.order, f"source for {num_nodes:,} nodes, which need more bits",
                 "change it",

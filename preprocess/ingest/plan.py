@@ -1,7 +1,6 @@
 """How the memory and the disk of an ingest are shared out, decided before it starts.  Pure."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from blockstore.errors import BudgetTooSmall
 from blockstore.format import PAGE_BYTES, RowArray, align
@@ -10,7 +9,6 @@ from preprocess.ingest.contents import (
     SPLITS,
     ArrayContent,
     Contents,
-    RelationContents,
     TypeContents,
     as_path,
     graph_bytes,
@@ -20,8 +18,7 @@ from preprocess.ingest.contents import (
 from preprocess.ingest.options import IngestOptions
 from preprocess.partition.influence_plan import influence_bytes, influence_node_bytes
 from preprocess.pipeline.result import MemoryLine
-from preprocess.sources.source import Source, SourceRows
-from preprocess.stages.rows import dense_bytes, scatter_bytes
+from preprocess.sources.source import Source
 
 CHECK, COUNT = "check labels and splits", "count edges"  # names of stages
 COLUMNS_STAGE, ORDER = "columns by source id", "order nodes"
@@ -38,7 +35,6 @@ _MIN_ROWS = 8  # of the widest row array, that a share must hold
 _MOST_BUFFER = 8 << 20
 _PACKER_BLOCKS = 6  # degrees 2, the sections of edges 1, the block 1, room
 _CRC_BYTES = 16  # a page: kept while the array is written, then copied into its side array
-_EDGE_BYTES = 16  # an edge of a source that does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,7 @@ class IngestJob:
     @property
     def source_bytes(self) -> int:
         """What one read of all edges brings."""
-        return sum(map(edge_bytes, self.contents.relations))
+        return sum(r.source_bytes for r in self.contents.relations)
 
 
 def plan_memory(contents: Contents, options: IngestOptions) -> MemoryPlan:
@@ -192,11 +188,6 @@ def seeded_splits(t: TypeContents, labelled: int, options: IngestOptions) -> lis
     ]
 
 
-def partition_path(node_type: TypeContents) -> str:
-    """Of the side array of partitions."""
-    return f"nodes/{as_path(node_type.name)}/partition_offsets"
-
-
 def store_bytes(contents: Contents, options: IngestOptions) -> int:
     arrays = contents.row_arrays()
     for t in contents.types:
@@ -206,57 +197,10 @@ def store_bytes(contents: Contents, options: IngestOptions) -> int:
     return rows + graphs + influence_bytes(contents, options)
 
 
-def columns_fit(contents: Contents, share: int) -> bool:
-    """Whether the columns that give the order can stay in memory, beside other things."""
-    total = sum(r.most_edges for r in contents.relations)
-    return column_item_bytes(contents) * total <= share // 3
-
-
-def column_item_bytes(contents: Contents) -> int:
-    """Of an edge in columns in memory: with its id where these become the graph itself."""
-    if len(contents.relations) != 1:
-        return 4
-    return 4 + contents.relations[0].widths.key_bytes - 8
-
-
-def needs_columns(options: IngestOptions) -> bool:
-    """Whether the order of nodes, or their partition, is found in sorted columns."""
-    if options.partition is not None or options.order == "bfs":
-        return True
-    return options.order == "degree" and options.drop_equal
-
-
-def reads_columns(contents: Contents) -> bool:
-    """Whether columns on disk that gave the order become the graph: else the source does."""
-    return len(contents.relations) == 1 and not contents.relations[0].widths.edge
-
-
-def place_dtype(relation: RelationContents) -> str:
-    """Of the places of edges in the order of the blocks."""
-    return "uint32" if relation.most_edges < 2**32 - 1 else "uint64"
-
-
 def looks_at_label(label: ArrayContent, options: IngestOptions) -> bool:
     """Whether labels are read before they are written: for their dtype, or to split them."""
     return label.source.dtype.kind == "f" or bool(options.split)
 
 
-def edge_bytes(relation: RelationContents) -> int:
-    """What one read of a relation's edges brings."""
-    path = Path(relation.source.where)
-    size = path.stat().st_size if path.is_file() else 0
-    return size or _EDGE_BYTES * relation.source.num_edges
-
-
-def rows_bytes(rows: SourceRows) -> int:
-    """What one read of an array brings."""
-    return rows.num_rows * rows.row_bytes
-
-
 def sort_bytes(num_edges: int, key_bytes: int, share: int) -> int:
     return num_edges * key_bytes if num_edges * key_bytes > share // 2 else 0
-
-
-def placed_bytes(num_rows: int, row_bytes: int, place: int, share: int) -> int:
-    """Temporary bytes of rows that are put into another order, by `stages.rows`."""
-    return scatter_bytes(num_rows, row_bytes, place, 2 * dense_bytes(share))

@@ -21,21 +21,13 @@ from preprocess.files.array_file import ArrayFile, load_array, save_array
 from preprocess.ingest.arrays import RowStages
 from preprocess.ingest.contents import graph_bytes
 from preprocess.ingest.graph import IngestRun, IngestStage, counts_file
-from preprocess.ingest.plan import (
-    IngestJob,
-    edge_bytes,
-    needs_columns,
-    place_dtype,
-    placed_bytes,
-    reads_columns,
-    rows_bytes,
-)
+from preprocess.ingest.plan import IngestJob
 from preprocess.kernels.edges import cut_ranges
 from preprocess.pipeline.stage import Cost, Facts
 from preprocess.sources.source import SourceRows
 from preprocess.stages.columns import COLUMNS, DEGREES
 from preprocess.stages.edge_places import EdgePlaces, placed_rows
-from preprocess.stages.rows import Emit, dense_bytes, scatter_rows, source_chunk
+from preprocess.stages.rows import Emit, scatter_bytes, scatter_rows, source_chunk
 
 _PLACES = "places"  # temporary files of the relation in hand
 _DEGREES, _SOURCES, _IDS = "sorted.degrees", "sorted.sources", "sorted.ids"
@@ -50,7 +42,7 @@ class RelationStages(RowStages):
         super().__init__(job)
         self._number, self._relation = number, job.contents.relations[number]
         self._sort_name = f"{self._relation.path}: sort"
-        self._place_dtype = place_dtype(self._relation)
+        self._place_dtype = self._relation.place_dtype
         self.place_bytes = np.dtype(self._place_dtype).itemsize
 
     def stages(self) -> list[IngestStage]:
@@ -89,11 +81,11 @@ class RelationStages(RowStages):
     def _sorting(self) -> tuple[int, int]:
         """Bytes that sorting reads, and those that pass through temporary files."""
         job, relation, edges = self.job, self._relation, self._relation.most_edges
-        read = edge_bytes(relation)
+        read = relation.source_bytes
         passing = job.sort_bytes(edges, relation.widths.key_bytes, job.share)
-        if needs_columns(job.options) and job.columns_fit and len(job.contents.relations) == 1:
+        if job.options.needs_columns and job.columns_fit and len(job.contents.relations) == 1:
             read = passing = 0
-        elif needs_columns(job.options) and reads_columns(job.contents):
+        elif job.options.needs_columns and job.contents.reads_columns:
             read = 4 * edges + 4 * job.contents.num_nodes
         if relation.has_rows:
             passing += edges * (4 + self.place_bytes)
@@ -101,7 +93,7 @@ class RelationStages(RowStages):
 
     def _sorted_from(self) -> list[str]:
         """Temporary files that nobody needs once the columns are sorted."""
-        columns = needs_columns(self.job.options) and reads_columns(self.job.contents)
+        columns = self.job.options.needs_columns and self.job.contents.reads_columns
         return [counts_file(self._number), *([COLUMNS, DEGREES] if columns else [])]
 
     def _packing(
@@ -129,8 +121,8 @@ class RelationStages(RowStages):
                 continue
             left -= 1
             size = edges * self._item(name)
-            passing = placed_bytes(edges, self._item(name), self.place_bytes, self.job.share)
-            read = rows_bytes(rows) + edges * self.place_bytes
+            passing = scatter_bytes(edges, self._item(name), self.place_bytes, self.job.share)
+            read = rows.num_bytes + edges * self.place_bytes
             found.append(IngestStage(
                 f"{relation.path}: {rows.name}", Cost(read + passing, size + passing, passing),
                 partial(self._order_inline, rows, name), {name: size},
@@ -297,9 +289,7 @@ class RelationStages(RowStages):
         dtype, share = np.dtype(self._place_dtype), self.job.share
         with ArrayFile(run.path(_PLACES), dtype) as places:
             placed = placed_rows(pieces, places, self._relation.source.num_edges)
-            scatter_rows(
-                placed, array, dtype, share, run.folder, emit, run.progress, dense_bytes(share)
-            )
+            scatter_rows(placed, array, dtype, share, run.folder, emit, run.progress)
 
 
 def _new(run: IngestRun, name: str, dtype: str) -> ArrayFile:

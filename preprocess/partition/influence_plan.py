@@ -22,7 +22,6 @@ from preprocess.stages.walk import LANE_BYTES, WALK_NODE_BYTES, plan_lanes
 
 HUBS, HALOS, KEPT = "find hubs", "find halos", "neighbors kept"  # names of stages
 _HUB_NODE_BYTES = 24  # scores before and after a step, or a sorted copy: 16; in-degree, marks, room
-_USUAL_PARTS = 64  # where a partition is given
 _LONGER = 5  # in-edges of those who matter, times the mean: assumed
 
 
@@ -56,7 +55,7 @@ def halo_relation_path(relation_path: str) -> str:
 def copies_nodes(options: IngestOptions) -> bool:
     """Whether there are hubs or halos."""
     influence = options.influence
-    return options.in_partitions and (influence.finds_hubs or influence.halo > 0)
+    return bool(options.partition) and (influence.finds_hubs or influence.halo > 0)
 
 
 def influence_node_bytes(options: IngestOptions) -> int:
@@ -78,7 +77,7 @@ def walk_room(num_nodes: int, node_bytes: int, share: int, block_bytes: int) -> 
 
 def halo_batches(contents: Contents, options: IngestOptions, share: int, node_bytes: int) -> int:
     """How often the graph is walked through: as many partitions at a time as lanes fit."""
-    parts = options.partition.num_partitions if options.partition else _USUAL_PARTS
+    parts = options.partition.num_partitions if options.partition else 1
     room = walk_room(contents.num_nodes, node_bytes, share, options.block_bytes)
     return -(-parts // plan_lanes(contents.num_nodes, parts, room).num_walks)
 

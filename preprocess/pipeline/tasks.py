@@ -89,13 +89,6 @@ class TaskFolder:
                 step.advance(sizes[number])
                 yield number, result.value
 
-    def run_all(
-        self, name: str, unit: str, tasks: Sequence[Task], sizes: Sequence[int]
-    ) -> list[Any]:
-        """What each task returned, by its number."""
-        found = dict(self.run(name, unit, tasks, sizes))
-        return [found[number] for number in range(len(tasks))]
-
     def in_order(
         self, name: str, unit: str, tasks: Sequence[Task], sizes: Sequence[int]
     ) -> Generator[Any]:

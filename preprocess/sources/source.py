@@ -40,6 +40,11 @@ class SourceRows(NamedTuple):
     def row_bytes(self) -> int:
         return int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
 
+    @property
+    def num_bytes(self) -> int:
+        """What one read of it brings."""
+        return self.num_rows * self.row_bytes
+
 
 class SourceRelation(NamedTuple):
     src: str

@@ -74,27 +74,26 @@ def group_nodes(
     order: NDArray[np.uint32] | None,
     bounds: NDArray[np.int64],
     partition: NDArray[np.uint32] | None,
-    num_partitions: int = 0,
+    num_partitions: int = 1,
 ) -> tuple[NodeOrder, NDArray[np.int64]]:
     """Nodes type by type, in a type partition by partition, inside in the order given.
 
-    order           uint32 (num_nodes,)   None: by id
-    bounds          int64 (types + 1,)    first node of each type, then the end
-    partition       uint32 (num_nodes,)   None: one
-    num_partitions  int                   0: up to the greatest in `partition`
+    order      uint32 (num_nodes,)   None: by id
+    bounds     int64 (types + 1,)    first node of each type, then the end
+    partition  uint32 (num_nodes,)   None: one
 
     Returns the order, and where each (type, partition) begins, then the end: int64.
     """
     num_nodes = int(bounds[-1])
     none = np.empty(0, np.uint32)
-    found = 0 if partition is None else int(partition.max(initial=0))
-    parts = num_partitions or found + 1
-    starts = np.zeros((bounds.size - 1) * parts + 1, np.int64)
+    starts = np.zeros((bounds.size - 1) * num_partitions + 1, np.int64)
     where = none if partition is None else partition
-    count_groups(bounds, where, parts, starts)
+    count_groups(bounds, where, num_partitions, starts)
     if order is None or starts.size > 2:
         grouped = np.empty(num_nodes, np.uint32)
-        split_order(none if order is None else order, bounds, where, parts, starts.copy(), grouped)
+        split_order(
+            none if order is None else order, bounds, where, num_partitions, starts.copy(), grouped
+        )
         order = grouped
     rank = np.empty(num_nodes, np.uint32)
     assign_places(order, 0, num_nodes, rank)

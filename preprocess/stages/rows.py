@@ -41,7 +41,7 @@ Emit = Callable[[NDArray[Any]], None]
 
 def scatter_bytes(num_rows: int, row_bytes: int, place: int, share: int) -> int:
     """Temporary bytes of rows that are put into another order."""
-    return num_rows * (row_bytes + place) if num_rows * row_bytes > share // 2 else 0
+    return num_rows * (row_bytes + place) if num_rows * row_bytes > dense_bytes(share) else 0
 
 
 def chunk_rows(row_bytes: int, share: int) -> int:
@@ -160,8 +160,7 @@ def place_rows(
     """
     if rank is not None:
         placed = with_ranks(pieces, rank)
-        dense = dense_bytes(share)
-        scatter_rows(placed, array, rank.dtype, share, work, emit, progress, dense)
+        scatter_rows(placed, array, rank.dtype, share, work, emit, progress)
         return
     with (
         progress.stage(array.path, array.num_rows * array.row_bytes, "B") as stage,
@@ -191,16 +190,14 @@ def scatter_rows(
     work: Path,
     emit: Emit,
     progress: Progress,
-    most_dense: int | None = None,
 ) -> None:
     """As `place_rows`, of (rows, their places); every place of the array is given once.
 
     place_dtype  of places, uint32 or uint64
-    most_dense   bytes of rows that are put in order in memory; None: half of the share
     """
     total = array.num_rows * array.row_bytes
     with progress.stage(array.path, total, "B") as stage:
-        if total <= (share // 2 if most_dense is None else most_dense):
+        if total <= dense_bytes(share):
             dense = np.empty((array.num_rows, *array.row_shape), numpy_dtype(array.dtype))
             for piece, places in placed:
                 dense[places] = piece

@@ -253,7 +253,8 @@ def spread_columns(
         if reader.divides
         for span in folder.spans(reader.num_edges)
     ]
-    filled = folder.run_all("bucket edges", "edges", fills, [len(task.span) for task in fills])
+    sizes_of = [len(task.span) for task in fills]
+    filled = list(folder.in_order("bucket edges", "edges", fills, sizes_of))
     for number, reader in enumerate(readers):
         if not reader.divides:
             filled.append(fill(number, reader, range(reader.num_edges)).run(progress))
@@ -372,9 +373,8 @@ def spread_rows(
         for span in folder.spans(array.num_rows, _MOST_ROW_SPAN // array.row_bytes)
     ]
     row_bytes = array.row_bytes
-    filled = folder.run_all(
-        f"{array.path}: bucket rows", "B", fills, [len(task.span) * row_bytes for task in fills]
-    )
+    bytes_of = [len(task.span) * row_bytes for task in fills]
+    filled = list(folder.in_order(f"{array.path}: bucket rows", "B", fills, bytes_of))
     writer.begin_parts(array)
     places = [
         PlaceRowsTask(
@@ -383,7 +383,8 @@ def spread_rows(
         )
         for b, span in enumerate(cut_spans(array.num_rows, per_bucket))
     ]  # fmt: skip
-    crcs = folder.run_all(array.path, "B", places, [len(task.span) * row_bytes for task in places])
+    bytes_of = [len(task.span) * row_bytes for task in places]
+    crcs = list(folder.in_order(array.path, "B", places, bytes_of))
     writer.end_parts(array, np.concatenate(crcs))
     for kept in filled:
         remove_file(kept.path)

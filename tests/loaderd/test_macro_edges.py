@@ -9,13 +9,12 @@ torch = pytest.importorskip("torch")
 
 from clients.torch import HeteroDataset, NeighborDataset  # noqa: E402
 from loaderd.server.transport import ask_status, parse_either  # noqa: E402
-from preprocess.ingest.ingest import ingest  # noqa: E402
 from preprocess.ingest.options import IngestOptions  # noqa: E402
 from preprocess.partition.influence import InfluenceOptions  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
 from tests.graphs import make_csc  # noqa: E402
 from tests.preprocess.naive import Graph  # noqa: E402
-from tests.preprocess.quiet import QUIET  # noqa: E402
+from tests.preprocess.partitions import ingest_parts  # noqa: E402
 from tests.preprocess.test_hetero import edge_arrays  # noqa: E402
 from tests.remotes import remote_daemon  # noqa: E402
 from tests.stores import write_store  # noqa: E402
@@ -136,7 +135,7 @@ def several(tmp_path_factory):
     )
     store = tmp_path_factory.mktemp("several") / "store"
     parts = rng.integers(0, 6, 390).astype(np.uint32)
-    ingest(graph, store, options, QUIET, partition=parts)
+    ingest_parts(parts, graph, store, options)
     return pairs, store
 
 

@@ -1,11 +1,35 @@
-"""Streaming partitioners in plain Python, meant to be read; and graphs for them."""
+"""Streaming partitioners in plain Python, meant to be read; graphs for them; given partitions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from blockstore.format import Manifest
+from preprocess.ingest import graph
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
 from preprocess.partition.partition import PartitionOptions, class_costs, class_limits, group_caps
+from preprocess.sources.source import Source
+from preprocess.stages.partition import Partitioned, partition_nodes
+from tests.preprocess.quiet import QUIET
+
+
+def ingest_parts(
+    parts: np.ndarray, source: Source, target: Path, options: IngestOptions
+) -> Manifest:
+    """An ingest that finds this partition of its nodes, uint32, numbered through all types."""
+
+    def found(*given: Any) -> Partitioned:
+        return partition_nodes(*given)._replace(partition=parts)
+
+    asked = PartitionOptions(int(parts.max()) + 1, method="random")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph, "partition_nodes", found)
+        return ingest(source, target, replace(options, partition=asked), QUIET).manifest
 
 
 def drawn_by(columns: list[list[int]], settings: PartitionOptions) -> list[list[int]]:

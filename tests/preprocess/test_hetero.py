@@ -21,6 +21,7 @@ from preprocess.sources.source import SourceRows
 from tests.preprocess import naive
 from tests.preprocess.ingest.test_plan import plan_ingest
 from tests.preprocess.naive import Graph
+from tests.preprocess.partitions import ingest_parts
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_csc import POLICIES
 from tests.preprocess.test_stores import least
@@ -234,10 +235,10 @@ def test_a_partition_comes_first_and_the_order_inside_it(tmp_path: Path):
     source = citations()
     partition = np.random.default_rng(0).integers(0, 5, 4000).astype(np.uint32)
     options = IngestOptions(block_bytes=4096, order="degree")
-    result = ingest(source, tmp_path / "store", options, QUIET, partition=partition)
+    manifest = ingest_parts(partition, source, tmp_path / "store", options)
     plain = naive.node_order(source, options, 4096)
     store, found = open_store(tmp_path / "store"), []
-    for t in result.manifest.types:
+    for t in manifest.types:
         order = (read_rows(store, t.original_id).astype(np.int64) + t.first).tolist()
         expected = [v for v in plain if t.first <= v < t.first + t.num_nodes]
         expected.sort(key=lambda v: partition[v])

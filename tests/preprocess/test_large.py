@@ -14,7 +14,6 @@ from preprocess.files.buckets import Buckets
 from preprocess.files.npy import NpyFile, NpyWriter
 from preprocess.ingest.contents import list_contents
 from preprocess.ingest.options import IngestOptions
-from preprocess.ingest.plan import place_dtype
 from preprocess.kernels.edges import (
     Cuts,
     Ends,
@@ -146,7 +145,7 @@ def test_plans_of_graphs_beyond_two_to_the_32():
     options = IngestOptions(mem_bytes=8 << 30, edge_ids=True)
     contents = list_contents(source, options)
     assert contents.relations[0].edge_id_dtype == "uint64"
-    assert place_dtype(contents.relations[0]) == "uint64"
+    assert contents.relations[0].place_dtype == "uint64"
     found = plan_ingest(source, options)
     assert found.store_bytes > 2**33 * (27 + 64) // 8 + 10**8 * 512
     assert found.temporary_bytes > 2**33 * 16

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from preprocess.errors import BadInput
+from preprocess.ingest.contents import Contents
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.pipeline import tasks
@@ -82,8 +83,7 @@ def test_columns_on_disk_are_sorted_again_by_tasks(
     (graph / "edge_weight.npy").unlink()
     plain = digests(graph, tmp_path / "plain", OPTIONS, None)
     assert plain != expected
-    monkeypatch.setattr("preprocess.ingest.ingest.columns_fit", lambda *_: False)
-    monkeypatch.setattr("preprocess.ingest.graph.columns_fit", lambda *_: False)
+    monkeypatch.setattr(Contents, "columns_fit", lambda *_: False)
     assert digests(graph, tmp_path / "some", OPTIONS, Shuffled(3)) == plain
 
 

@@ -35,6 +35,7 @@ from preprocess.stages.walk import LANE_BYTES, LazyWalk, plan_lanes, top_nodes, 
 from tests.preprocess.ingest.test_plan import plan_ingest
 from tests.preprocess.kills import run_and_kill
 from tests.preprocess.naive import Graph
+from tests.preprocess.partitions import ingest_parts
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_hetero import citations, edge_arrays, stored_blocks
 from tests.preprocess.test_resume import ROOT, stopped, tree
@@ -77,7 +78,7 @@ def parts_of(graph: Graph, count: int, seed: int) -> np.ndarray:
 def made(tmp_path_factory: Any, graph: Graph, options: IngestOptions, count: int) -> Store:
     """The store of a graph in random partitions."""
     path = tmp_path_factory.mktemp("stores") / "store"
-    ingest(graph, path, options, QUIET, partition=parts_of(graph, count, 3))
+    ingest_parts(parts_of(graph, count, 3), graph, path, options)
     return open_store(path)
 
 
@@ -275,7 +276,7 @@ def test_rows_are_copied_as_they_are_stored(tmp_path: Path, dtype: str):
     graph = star(train=np.arange(2, 12))
     graph.arrays["node.x"][:] = np.linspace(-1, 1, 48).reshape(12, 4)
     options = IngestOptions(dtype=dtype, influence=InfluenceOptions(hubs=0.2, halo=0.4))
-    node = ingest(graph, tmp_path / "store", options, QUIET, partition=PARTS).manifest.types[0]
+    node = ingest_parts(PARTS, graph, tmp_path / "store", options).types[0]
     store, copy = verified(tmp_path / "store"), node.halo.features["x"]
     assert (copy.dtype, copy.scale_path) == (dtype, node.features["x"].scale_path)
     rows = read_rows(store, node.features["x"])
@@ -328,7 +329,7 @@ def test_columns_longer_than_blocks_and_empty_ones_are_copied(tmp_path: Path, ed
     found = set()
     for i, mem in enumerate((3 << 20, 1 << 30)):
         asked = replace(options, mem_bytes=mem)
-        manifest = ingest(graph, tmp_path / str(i), asked, QUIET, partition=partition).manifest
+        manifest = ingest_parts(partition, graph, tmp_path / str(i), asked)
         found.add(manifest.fingerprint)
         verify_store(tmp_path / str(i))
         halo = manifest.relations[0].halo
@@ -429,7 +430,7 @@ PARTS = (np.arange(12) // 3).astype(np.uint32)
 def test_hubs_as_asked_for(tmp_path: Path, options, train, expected, score):
     graph = star(train=np.arange(2, 12)) if train else star()
     asked = IngestOptions(order="source", influence=options)
-    manifest = ingest(graph, tmp_path / "store", asked, QUIET, partition=PARTS).manifest
+    manifest = ingest_parts(PARTS, graph, tmp_path / "store", asked)
     store = open_store(tmp_path / "store")
     ids = read_rows(store, manifest.types[0].original_id)
     assert ids[hubs_of(store)].tolist() == expected
@@ -439,8 +440,11 @@ def test_hubs_as_asked_for(tmp_path: Path, options, train, expected, score):
 
 def test_nothing_is_asked_for(tmp_path: Path):
     none = IngestOptions(influence=InfluenceOptions(hubs=0))
-    for i, (options, partition) in enumerate(((none, PARTS), (IngestOptions(), None))):
-        manifest = ingest(star(), tmp_path / str(i), options, QUIET, partition=partition).manifest
+    found = [
+        ingest_parts(PARTS, star(), tmp_path / "none", none),
+        ingest(star(), tmp_path / "whole", IngestOptions(), QUIET).manifest,
+    ]
+    for manifest in found:
         assert manifest.influence is None
         assert (manifest.types[0].hubs, manifest.types[0].halo) == (None, None)
 
@@ -505,7 +509,7 @@ def test_copies_that_are_none_are_found(tmp_path: Path, monkeypatch, target, nam
     graph.arrays["node.x"][:] = np.arange(48).reshape(12, 4)
     monkeypatch.setattr(target, name, wrong)
     options = IngestOptions(order="source", influence=InfluenceOptions(hubs=0.2, halo=0.4))
-    ingest(graph, tmp_path / "store", options, QUIET, partition=PARTS)
+    ingest_parts(PARTS, graph, tmp_path / "store", options)
     with pytest.raises(CorruptBlock, match=words):
         verify_store(tmp_path / "store")
 
@@ -516,7 +520,7 @@ def test_columns_that_are_no_copies_are_found(tmp_path: Path, monkeypatch: pytes
     )
     options = IngestOptions(order="source", influence=InfluenceOptions(hubs=0.2))
     graph = star(train=np.arange(2, 12))
-    ingest(graph, tmp_path / "store", options, QUIET, partition=PARTS)
+    ingest_parts(PARTS, graph, tmp_path / "store", options)
     with pytest.raises(CorruptBlock, match="column of slot 0: other edges than node"):
         verify_store(tmp_path / "store")
 

@@ -25,6 +25,7 @@ from preprocess.partition.repartition import repartition
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import IngestResult
 from tests.preprocess.naive import Graph
+from tests.preprocess.partitions import ingest_parts
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_resume import tree
 
@@ -116,7 +117,7 @@ def test_it_is_the_ingest_with_that_partition(tmp_path: Path, options: IngestOpt
     assert made.partitioning.num_train == 120
     assert [t.num_partitions for t in made.types] == [6, 6]
     partition = stored_partition(open_store(tmp_path / "new"))
-    ingest(library(), tmp_path / "given", options, QUIET, partition=partition)
+    ingest_parts(partition, library(), tmp_path / "given", options)
     same_stores(tmp_path / "new", tmp_path / "given")
     if options.edge_ids and options.undirected:
         repartition(open_store(tmp_path / "old"), tmp_path / "roomy", SETTINGS, QUIET)
