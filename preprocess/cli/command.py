@@ -2,7 +2,7 @@
 
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from preprocess.ingest.prepare import Preparable
 from preprocess.pipeline.on_ray import ray_executor
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.renderings import Events, write_line
-from preprocess.pipeline.tasks import Executor
 from preprocess.sources.layouts import Opened, open_source
 
 
@@ -38,7 +37,8 @@ def run_ingest(
     rendering = Events(sys.stdout) if show.json else None
     progress = Progress(rendering=rendering)
     opened, options = _open(source, options, of_source, progress)
-    with _executor(resources.ray, options.mem_bytes) as executor:
+    spread = ray_executor(resources.ray, options.mem_bytes) if resources.ray else nullcontext()
+    with spread as executor:
         result = ingest(
             opened.source, store, options, progress, resources.fresh, files=opened.files,
             executor=executor,
@@ -75,11 +75,6 @@ def run_dry(
 def error_event(message: str) -> None:
     """The last event of a run that failed."""
     Events(sys.stdout).emit("error", {"message": message})
-
-
-def _executor(ray: str, mem_bytes: int) -> AbstractContextManager[Executor | None]:
-    """Of tasks, where one is asked for."""
-    return ray_executor(ray, mem_bytes) if ray else nullcontext()
 
 
 def _open(

@@ -181,7 +181,9 @@ def _hops(found: HopsEstimate | None) -> list[str]:
 
 
 def _stages(found: DryRun) -> list[str]:
-    plan, disk, rates = found.plan, found.disk, found.processor
+    disk, rates = found.disk, found.processor
+    read = sum(s.read_bytes for s in found.stages)
+    written = sum(s.written_bytes for s in found.stages)
     width = max(40, *(len(s.name) for s in found.stages))
     lines = [f"{'':<{width}}  {'read':>8}  {'written':>8}  {'time':>8}  bound by"]
     lines += [
@@ -190,8 +192,8 @@ def _stages(found: DryRun) -> list[str]:
         for s in found.stages
     ]
     lines.append(
-        f"{'all':<{width}}  {format_bytes(plan.read_bytes):>8}  "
-        f"{format_bytes(plan.written_bytes):>8}  {format_seconds(found.elapsed_s):>8}"
+        f"{'all':<{width}}  {format_bytes(read):>8}  {format_bytes(written):>8}  "
+        f"{format_seconds(found.elapsed_s):>8}"
     )
     cached = "" if disk.direct else ", perhaps of its cache"
     lines += [

@@ -259,7 +259,7 @@ def summarise_ingest(
         graph=summarise(open_store(target), progress),
         source_bytes=source_bytes(source.files),
         store_bytes=sum(p.stat().st_size for p in target.rglob("*") if p.is_file()),
-        elapsed_s=sum(s.elapsed_s for s in result.stages),
+        elapsed_s=result.elapsed_s,
         peak_bytes=progress.peak_bytes,
         stages=result.stages,
         quantization=result.quantization,

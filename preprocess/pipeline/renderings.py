@@ -276,12 +276,8 @@ def _named(stage: StageProgress, whole: WholeView) -> dict[str, Any]:
 
 
 def _moved(stage: StageProgress) -> dict[str, Any]:
-    return {
-        "read_bytes": stage.read_bytes,
-        "written_bytes": stage.written_bytes,
-        "peak_bytes": stage.peak_bytes,
-        "elapsed_s": stage.elapsed_s,
-    }
+    names = ("read_bytes", "written_bytes", "peak_bytes", "elapsed_s")
+    return {name: getattr(stage, name) for name in names}
 
 
 def table_head(name_width: int) -> str:

@@ -33,11 +33,11 @@ class StageResult(StagePlan):
     peak_bytes: int = 0  # of memory
 
 
-class OfStages:
-    """What records have that hold stages: the bytes that these move."""
+class Ran:
+    """Records of runs that are over, whose stages include those of earlier runs."""
 
     __slots__ = ()
-    stages: Sequence[StagePlan | StageResult]
+    stages: Sequence[StageResult]
 
     @property
     def read_bytes(self) -> int:
@@ -46,13 +46,6 @@ class OfStages:
     @property
     def written_bytes(self) -> int:
         return sum(s.written_bytes for s in self.stages)
-
-
-class Ran(OfStages):
-    """Records of runs that are over, whose stages include those of earlier runs."""
-
-    __slots__ = ()
-    stages: Sequence[StageResult]
 
     @property
     def elapsed_s(self) -> float:
@@ -77,7 +70,7 @@ class Ran(OfStages):
 
 
 @dataclass(frozen=True, slots=True)
-class IngestPlan(OfStages):
+class IngestPlan:
     """What an ingest will take; a function of the source's headers and the options alone."""
 
     num_nodes: Mapping[str, int]  # by type
@@ -99,7 +92,7 @@ class QuantizationError:
 
 
 @dataclass(frozen=True, slots=True)
-class IngestResult:
+class IngestResult(Ran):
     manifest: Manifest
     stages: tuple[StageResult, ...]  # in the order of the plan
     quantization: tuple[QuantizationError, ...] = ()

@@ -71,9 +71,12 @@ class LazyWalk:
         """After all steps, from score 1 at each node that is marked: float64 (num_nodes,)."""
         scores, out = (new_columns(self.num_nodes, np.float64) for _ in range(2))
         scores[:] = marks
-        with self._progress.stage("walk", STEPS * self.num_edges, "edges") as stage:
+        with (
+            self._progress.stage("walk", STEPS * self.num_edges, "edges") as stage,
+            ThreadPoolExecutor(1, thread_name_prefix="walk") as pool,
+        ):
             for _ in range(STEPS):
-                self._step([(scores, out)], 1, None, None, stage)
+                self._step([(scores, out)], 1, None, pool, stage)
                 scores, out = out, scores
         return scores
 
@@ -129,27 +132,18 @@ class LazyWalk:
         pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]],
         width: int,
         spans: list[tuple[int, int]] | None,
-        pool: ThreadPoolExecutor | None,
+        pool: ThreadPoolExecutor,
         stage: PassProgress,
     ) -> None:
         """From the first to the second of each pair; `spans`: where scores are, type by type."""
-
-        def each(work: Any) -> None:
-            if pool is None:
-                for pair in pairs:
-                    work(pair)
-            else:
-                list(pool.map(work, pairs))
-
-        each(lambda pair: keep_half(self.in_degrees, pair[0], width, pair[1]))
+        list(pool.map(lambda pair: keep_half(self.in_degrees, pair[0], width, pair[1]), pairs))
         passed = 0
         for head, degrees, sources in self._pieces(spans):
-            first = head[0]
-            each(
-                lambda pair, f=first, d=degrees, s=sources: push_shares(
-                    f, d, s, self.in_degrees, pair[0], width, pair[1]
-                )
-            )
+
+            def push(pair: Any, first: Any = head[0], to: Any = degrees, of: Any = sources) -> None:
+                push_shares(first, to, of, self.in_degrees, pair[0], width, pair[1])
+
+            list(pool.map(push, pairs))
             stage.advance(sources.size)
             passed += sources.size
         stage.advance(self.num_edges - passed)
