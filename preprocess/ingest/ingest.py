@@ -34,7 +34,6 @@ from preprocess.ingest.plan import (
     ORDER,
     PARTITION_STAGE,
     IngestJob,
-    MemoryPlan,
     check_longest,
     looks_at_label,
     memory_lines,
@@ -126,7 +125,7 @@ def write_store(
         StoreWriter(
             target,
             block_bytes=job.options.block_bytes,
-            buffer_bytes=job.memory.buffer,
+            buffer_bytes=job.buffer,
             folder=work.path / STORE,
         ) as writer,
     ):
@@ -180,14 +179,14 @@ class IngestStages:
 
         Raises BadInput; BudgetTooSmall with the minimum that would do for the ingest and its hops.
         """
-        self.job = IngestJob(source, contents, options, MemoryPlan(0, 0), False)
+        self.job = IngestJob(source, contents, options, 0, 0)
         self.hops: HopsEstimate | None = None
         self._hop_stages: list[Stage[HopsRun]] = []
         refused: list[BudgetTooSmall] = []
         try:
-            memory = plan_memory(contents, options)
-            fit = contents.columns_fit(memory.share)
-            self.job = IngestJob(source, contents, options, memory, fit, spread)
+            buffer, share = plan_memory(contents, options)
+            fit = contents.columns_fit(share)
+            self.job = IngestJob(source, contents, options, buffer, share, fit, spread)
         except BudgetTooSmall as error:
             refused.append(error)
         try:
@@ -261,7 +260,7 @@ class IngestStages:
         Raises BudgetTooSmall: sorting the longest column takes too much.
         """
         job, longest = self.job, run.facts(COUNT)["longest"]
-        check_longest(job.contents, job.options, job.memory, longest)
+        check_longest(job, longest)
         if job.options.needs_columns:
             fit = run.work.find(ORDER) is not None or run.graph.fits(longest)
             self.job = replace(job, columns_fit=fit and run.work.find(COLUMNS_STAGE) is None)

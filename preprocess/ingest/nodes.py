@@ -90,7 +90,7 @@ class TypeStages(RowStages):
         rank = SavedArray(run.path(RANK), np.uint32) if job.options.renames else None
         of = FeaturePlaces(job.source, rows.source, rows.array, job.options.allow_nan, rank, first)
         with task_folder(run.executor, run.folder, run.progress) as folder:
-            spread_rows(of, job.share, folder, run.writer, job.memory.buffer)
+            spread_rows(of, job.share, folder, run.writer, job.buffer)
         return True
 
     def sized(self, array: RowArray, run: IngestRun | None) -> RowArray:

@@ -38,28 +38,16 @@ _CRC_BYTES = 16  # a page: kept while the array is written, then copied into its
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """What is left of --mem after tables with an entry a node, the packer and small things."""
-
-    buffer: int  # bytes of each of two buffers of an array being written
-    share: int  # bytes for chunks, buckets and dense rows, one stage at a time
-
-
-@dataclass(frozen=True, slots=True)
 class IngestJob:
     """All that decides an ingest, before it starts."""
 
     source: Source
     contents: Contents
     options: IngestOptions
-    memory: MemoryPlan
-    columns_fit: bool  # columns that give the order stay in memory
+    buffer: int  # bytes of each of two buffers of an array being written
+    share: int  # bytes for chunks, buckets and dense rows of the stage that runs
+    columns_fit: bool = False  # columns that give the order stay in memory
     spread: bool = False  # tasks of an executor do what they can
-
-    @property
-    def share(self) -> int:
-        """Bytes of memory for the stage that runs."""
-        return self.memory.share
 
     def sort_bytes(self, num_edges: int, key_bytes: int, share: int) -> int:
         """Temporary bytes of edges being sorted, with `share` bytes of memory."""
@@ -77,8 +65,8 @@ class IngestJob:
         return sum(r.source_bytes for r in self.contents.relations)
 
 
-def plan_memory(contents: Contents, options: IngestOptions) -> MemoryPlan:
-    """Share out --mem.  Raises BudgetTooSmall with the minimum that would do."""
+def plan_memory(contents: Contents, options: IngestOptions) -> tuple[int, int]:
+    """(buffer, share) of a job.  Raises BudgetTooSmall with the minimum --mem that would do."""
     minimum = _minimum_bytes(contents, options, max(_MIN_SHARE, _MIN_ROWS * _widest(contents)))
     if options.mem_bytes < minimum:
         raise too_little_memory(
@@ -89,21 +77,19 @@ def plan_memory(contents: Contents, options: IngestOptions) -> MemoryPlan:
     taken = sum(line.bytes for line in _taken_first(contents, options))
     spare = options.mem_bytes - taken - interpreter_bytes(options.mem_bytes)
     buffer = _buffer_bytes(contents, options, spare)
-    return MemoryPlan(buffer, spare - 2 * buffer)
+    return buffer, spare - 2 * buffer
 
 
-def check_longest(
-    contents: Contents, options: IngestOptions, memory: MemoryPlan, column_bytes: int
-) -> None:
+def check_longest(job: IngestJob, column_bytes: int) -> None:
     """Raises BudgetTooSmall: the longest column takes `column_bytes` to sort, which is too much.
 
     Buckets have three quarters of what is given to sorting, which is three quarters of the share
     where edge arrays follow.
     """
     need = 16 * (column_bytes // 9 + 1)
-    if need > memory.share:
+    if need > job.share:
         raise too_little_memory(
-            options.mem_bytes, _minimum_bytes(contents, options, need),
+            job.options.mem_bytes, _minimum_bytes(job.contents, job.options, need),
             f"sorting the in-edges of one node, {format_bytes(column_bytes)}",
         )  # fmt: skip
 
@@ -127,12 +113,11 @@ def node_bytes(options: IngestOptions) -> int:
 
 
 def memory_lines(job: IngestJob) -> tuple[MemoryLine, ...]:
-    options, memory = job.options, job.memory
     return (
-        *_taken_first(job.contents, options),
-        MemoryLine("two buffers of the array being written", 2 * memory.buffer),
-        MemoryLine("edges and rows of the stage that runs", memory.share),
-        MemoryLine("Python and libraries", interpreter_bytes(options.mem_bytes)),
+        *_taken_first(job.contents, job.options),
+        MemoryLine("two buffers of the array being written", 2 * job.buffer),
+        MemoryLine("edges and rows of the stage that runs", job.share),
+        MemoryLine("Python and libraries", interpreter_bytes(job.options.mem_bytes)),
     )
 
 
