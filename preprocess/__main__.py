@@ -33,7 +33,7 @@ from preprocess.derive.plan import Derivation
 from preprocess.errors import BadInput, ExecutorLost
 from preprocess.export.export import export as export_store
 from preprocess.hops.hops import make_hops
-from preprocess.ingest.options import HopsRequest, IngestOptions, StoreOptions, read_size
+from preprocess.ingest.options import HopsRequest, IngestOptions, StoreSettings, read_size
 from preprocess.packs.check import pack_lines, verify_packs
 from preprocess.packs.command import run_pack
 from preprocess.partition.owners import make_owners
@@ -87,7 +87,7 @@ def ingest(
     source: Path,
     store: Path,
     of_source: flags.SourceFlags,
-    of_store: StoreOptions,
+    of_store: StoreSettings,
     in_parts: flags.IngestPartitions,
     copied: flags.CopyFlags,
     propagated: flags.IngestHops,

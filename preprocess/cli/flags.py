@@ -14,7 +14,7 @@ from blockstore.flags import Panels as Panels
 from blockstore.flags import flag
 from blockstore.flags import grouped as grouped
 from preprocess.errors import BadInput
-from preprocess.ingest.options import HopsRequest, SourceOptions, size_flag
+from preprocess.ingest.options import HopsRequest, SourceSettings, read_size, size_flag
 from preprocess.partition.influence import HubScore, InfluenceOptions, parse_hubs
 from preprocess.partition.owners import OwnerOptions
 from preprocess.partition.partition import PartitionOptions
@@ -29,7 +29,7 @@ Json = Annotated[bool, Option("--json", help="for scripts")]
 
 
 @dataclass(frozen=True)
-class SourceFlags(SourceOptions):
+class SourceFlags(SourceSettings):
     """Source."""
 
     layout: str = flag("", f"of the source, if it is not recognised: {', '.join(LAYOUTS)}")
@@ -42,7 +42,7 @@ class SourceFlags(SourceOptions):
 
     def options(self) -> dict[str, Any]:
         """Those that an ingest has of the same names."""
-        return {each.name: getattr(self, each.name) for each in fields(SourceOptions)}
+        return {each.name: getattr(self, each.name) for each in fields(SourceSettings)}
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,10 @@ class PackFlags:
 
     epochs: int = flag(1, "how many, from epoch 0 on; a session with cycle=P has them again", min=1)
     hot_bytes: int = size_flag("256M", "rows that stay in memory when the pack is served", "--hot")
-    group: str = flag("", "rows that a group of batches reads together; else half of --hot")
+    group_bytes: int = flag(
+        "", "rows that a group of batches reads together; else half of --hot", "--group",
+        typed=str, read=lambda text: read_size(text) if text else 0, metavar="SIZE",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

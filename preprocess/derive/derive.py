@@ -31,6 +31,7 @@ from preprocess.derive.plan import (
 from preprocess.errors import BadInput
 from preprocess.files.ahead import read_ahead
 from preprocess.files.array_file import ArrayFile, load_array, save_array
+from preprocess.files.buckets import passing_bytes
 from preprocess.files.store import Cut, cut_columns, floats_ahead, joined_columns, stored_edges
 from preprocess.ingest.contents import row_disk_bytes
 from preprocess.kernels import hops as kernels
@@ -169,7 +170,7 @@ class DeriveStages:
             item = np.dtype(resolved.origin_dtype).itemsize
             files = {_ORIGINS: item * edges, _TARGETS: resolved.widths.column_bytes * edges}
             listed = sum(files.values())
-            passing = 8 * edges if 8 * edges > self.plan.sort_bytes // 2 else 0
+            passing = passing_bytes(edges, 8, self.plan.sort_bytes)
             cost = Cost(graph + passing, listed + passing, passing)
             made.append(Stage(self.name("sorted"), cost, self._sort, files, [_BY_ORIGIN]))
         if not self._one:

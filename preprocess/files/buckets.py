@@ -29,6 +29,12 @@ _MOST_BUFFER = 1 << 20
 SPARE = "spare"
 
 
+def passing_bytes(num_records: int, record_bytes: int, share: int) -> int:
+    """What records of buckets take on disk: nothing where half of the share holds them."""
+    total = num_records * record_bytes
+    return total if total > share // 2 else 0
+
+
 class KeptBuckets(NamedTuple):
     """A file of buckets that outlives who filled it, and where its records are."""
 

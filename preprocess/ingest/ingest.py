@@ -20,6 +20,7 @@ from blockstore.format import FORMAT_VERSION, Manifest, Partitioning
 from blockstore.store import open_store
 from blockstore.writer import StoreWriter
 from preprocess.errors import BadInput
+from preprocess.files.buckets import passing_bytes
 from preprocess.hops.columns import HopsRun
 from preprocess.hops.hops import HopsEstimate, estimate_hops, make_hops
 from preprocess.ingest.arrays import quantization_errors
@@ -38,7 +39,6 @@ from preprocess.ingest.plan import (
     looks_at_label,
     memory_lines,
     plan_memory,
-    sort_bytes,
     store_bytes,
 )
 from preprocess.ingest.prepare import preparation_of, prepared
@@ -319,7 +319,7 @@ class IngestStages:
             # a pass reads edges both ways, unless in-edges tell everything
             most = total if job.options.undirected or settings.neighbors == "in" else 2 * total
             visited = 0 if visited_fits(most, job.share - held, held > 0) else 4 * most
-            visiting, passes = sort_bytes(most, 8, job.share - held), settings.passes + 1
+            visiting, passes = passing_bytes(most, 8, job.share - held), settings.passes + 1
             work["sorted_edges"] = work.get("sorted_edges", 0) + total
         work["partitioned_edges"] = passes * total
         types = job.contents.types

@@ -75,7 +75,7 @@ class HopsRequest:
 
 
 @dataclass(frozen=True)
-class SourceOptions:
+class SourceSettings:
     """Source."""
 
     duplicates: Keep = flag("keep", "equal edges")
@@ -88,7 +88,7 @@ class SourceOptions:
 
 
 @dataclass(frozen=True)
-class StoreOptions:
+class StoreSettings:
     """Store."""
 
     dtype: FeatureDtype = flag("float32", "of features in the store")
@@ -102,7 +102,7 @@ class StoreOptions:
 
 
 @dataclass(frozen=True)
-class IngestOptions(StoreOptions, SourceOptions):
+class IngestOptions(StoreSettings, SourceSettings):
     """Semantic ones decide the store's bytes; `mem_bytes` never does."""
 
     mem_bytes: int = 2 << 30

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from blockstore.errors import BudgetTooSmall
 from blockstore.format import PAGE_BYTES, RowArray, align
 from blockstore.units import format_bytes, format_mem
+from preprocess.files.buckets import passing_bytes
 from preprocess.ingest.contents import (
     SPLITS,
     ArrayContent,
@@ -53,7 +54,7 @@ class IngestJob:
         """Temporary bytes of edges being sorted, with `share` bytes of memory."""
         if self.spread:  # what is to be sorted, beside what is, which takes no more
             return 2 * num_edges * key_bytes
-        return sort_bytes(num_edges, key_bytes, share)
+        return passing_bytes(num_edges, key_bytes, share)
 
     @property
     def num_edges(self) -> int:
@@ -185,7 +186,3 @@ def store_bytes(contents: Contents, options: IngestOptions) -> int:
 def looks_at_label(label: ArrayContent, options: IngestOptions) -> bool:
     """Whether labels are read before they are written: for their dtype, or to split them."""
     return label.source.dtype.kind == "f" or bool(options.split)
-
-
-def sort_bytes(num_edges: int, key_bytes: int, share: int) -> int:
-    return num_edges * key_bytes if num_edges * key_bytes > share // 2 else 0

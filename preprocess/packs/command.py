@@ -14,7 +14,6 @@ from loaderd.sampling.packed.format import pack_path
 from preprocess.cli.flags import IngestResources, PackedSampling, PackFlags, PackShow
 from preprocess.errors import BadInput
 from preprocess.hops.hops import default_threads
-from preprocess.ingest.options import read_size
 from preprocess.packs.packs import PackStages, open_sampler, pack_epochs
 from preprocess.packs.plan import PackJob, PackOptions, estimate_pack
 from preprocess.pipeline.disk import existing_folder, measure_disk
@@ -35,7 +34,7 @@ def run_pack(
     """Pack, or say what it would take.  Raises what `pack_epochs` does."""
     options = PackOptions(
         _request(sampling), epochs.epochs, epochs.hot_bytes,
-        read_size(epochs.group) if epochs.group else 0, resources.mem_bytes, default_threads(),
+        epochs.group_bytes, resources.mem_bytes, default_threads(),
     )  # fmt: skip
     if show.dry_run:
         found = dry_run(store, options)

@@ -27,6 +27,7 @@ from blockstore.format import (
 from blockstore.pack import GraphPacker
 from blockstore.store import Store
 from preprocess.files.array_file import load_array, save_array
+from preprocess.files.buckets import passing_bytes
 from preprocess.ingest.arrays import array_files, list_stage
 from preprocess.ingest.contents import (
     SPLITS,
@@ -36,7 +37,7 @@ from preprocess.ingest.contents import (
     row_disk_bytes,
 )
 from preprocess.ingest.graph import IngestRun, IngestStage
-from preprocess.ingest.plan import IngestJob, node_bytes, sort_bytes
+from preprocess.ingest.plan import IngestJob, node_bytes
 from preprocess.partition.influence_plan import (
     HALOS,
     HUBS,
@@ -133,7 +134,7 @@ class InfluenceStages:
         job, path = self._job, halo_relation_path(r.path)
         written = copied_graph_bytes(r, job.contents, job.options)
         copied = 8 * written // sum(r.layout.bits)
-        passing = sort_bytes(copied, r.item_bytes, job.share)
+        passing = passing_bytes(copied, r.item_bytes, job.share)
         cost = Cost(2 * graph_bytes(r, job.options) + passing, written + passing, passing)
         arrays = _column_paths(path)
         return IngestStage(

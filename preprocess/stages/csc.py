@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from blockstore.io.buffers import aligned_buffer
 from preprocess.files.ahead import Arrays, deal
-from preprocess.files.buckets import Buckets
+from preprocess.files.buckets import Buckets, passing_bytes
 from preprocess.kernels.edges import (
     Cuts,
     Ends,
@@ -168,7 +168,7 @@ def sorted_columns(
     """
     total = int(counts.sum(dtype=np.int64))
     longest = int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES
-    in_memory = total * widths.key_bytes <= share // 2 and longest <= share // 4
+    in_memory = not passing_bytes(total, widths.key_bytes, share) and longest <= share // 4
     room = share // 4 * (1 if in_memory else 3)
     bounds, sizes = cut_buckets(counts, widths, room, _SORTERS)
     del counts

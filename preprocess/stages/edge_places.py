@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from preprocess.files.ahead import read_ahead
 from preprocess.files.array_file import ArrayFile
-from preprocess.files.buckets import Buckets
+from preprocess.files.buckets import Buckets, passing_bytes
 from preprocess.kernels.rows import group_places
 from preprocess.pipeline.progress import Progress
 
@@ -128,7 +128,7 @@ def rows_by_id(
     """
     sizes = [p.row_bytes for p in parts]
     each = _LOCAL.itemsize + sum(sizes)
-    in_memory = num_ids * each <= share // 2
+    in_memory = not passing_bytes(num_ids, each, share)
     room = share // 4 if in_memory else share // 2
     taken = 8 + sum(sizes) + 2 * max(sizes)  # of a bucket, while it is put in order
     per_bucket = max(1, min(room // taken, max(num_ids, 1), 2**32 - 1))

@@ -13,7 +13,7 @@ from blockstore.format import TIME_DTYPE, WEIGHT_DTYPE, Relation, RowArray
 from blockstore.pack import GraphPacker
 from blockstore.store import Store, scan_rows
 from preprocess.files.ahead import read_ahead
-from preprocess.files.buckets import Buckets
+from preprocess.files.buckets import Buckets, passing_bytes
 from preprocess.kernels.edges import cut_ranges
 from preprocess.kernels.influence import copy_runs
 from preprocess.pipeline.progress import Progress
@@ -57,7 +57,7 @@ class SlotCopies:
         most = max(longest, self._share // 8)
         bounds, sizes = cut_ranges(counts, 4 * words, SLOT_BYTES, most)
         total = int(degrees.sum())
-        in_memory = 4 * words * total <= self._share // 2
+        in_memory = not passing_bytes(total, 4 * words, self._share)
         name = f"{relation.path}: columns of slots"
         with (
             Buckets(
