@@ -36,8 +36,7 @@ from loaderd.api.peers import part_with_peers
 from loaderd.api.protocol import PROTOCOL_VERSION
 from loaderd.cli import flags
 from loaderd.cli.advise.owners import OwnersQuestion
-from loaderd.cli.advise.report import report_on
-from loaderd.cli.advise.text import advice_json, advice_text
+from loaderd.cli.advise.report import advice_json, advice_text, report_on
 from loaderd.cli.config import read_config
 from loaderd.cli.presample import presample as count_epochs
 from loaderd.memory.ledger import EngineSettings, plan_budget

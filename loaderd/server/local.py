@@ -47,22 +47,16 @@ class LocalClients:
         self._open: dict[int, socket.socket] = {}
         self._loop = asyncio.get_running_loop()
         room = request_bytes(engine.settings.mem_bytes) // 2  # the other half: ids that are kept
-        self._router = LocalRouter(endpoint.path, self._receive, room)
-        try:
+        with contextlib.ExitStack() as opened:
+            self._router = LocalRouter(endpoint.path, self._receive, room)
+            opened.callback(self._router.close)
             share_file(endpoint.path, gid)
-            self._listener = UnixListener(
-                endpoint.new_door, socket.SOCK_SEQPACKET, BACKLOG, self._welcome
-            )
-        except BaseException:
-            self._router.close()
-            raise
-        try:
+            kind = socket.SOCK_SEQPACKET
+            self._listener = UnixListener(endpoint.new_door, kind, BACKLOG, self._welcome)
+            opened.callback(self._listener.close)
             share_file(endpoint.new_door, gid)
             endpoint.new_door.rename(endpoint.door)
-        except BaseException:
-            self._listener.close()
-            self._router.close()
-            raise
+            opened.pop_all()  # both stay open
         self._listener.start()
 
     def _receive(self, identity: bytes, _: str, frames: Sequence[Frame]) -> None:

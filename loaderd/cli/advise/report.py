@@ -1,11 +1,13 @@
-"""What each plan did when it was tried, and which to take."""
+"""What each plan did when it was tried, and which to take; as people and as scripts read it."""
 
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from blockstore.errors import BudgetTooSmall
@@ -18,6 +20,7 @@ from loaderd.api.protocol import Attach
 from loaderd.cli.advise.owners import OwnersQuestion, SplitAdvice, advise_split
 from loaderd.cli.advise.trial import PlanTrial, try_plan
 from loaderd.memory.ledger import EngineSettings
+from loaderd.monitoring.report import table
 from loaderd.plans.chunks import METHOD_OF, hop_set, resolve_hops
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.macrobatch import MacrobatchPlan
@@ -32,6 +35,9 @@ _ENOUGH = 0.8  # of a training node's neighbors: other batches are advised where
 _FEW = 0.1  # of the bytes of all rows: what is read of arrays that stay in memory, at most
 _DRIVER_S = 20.0  # for an accelerator's driver to answer
 _MACRO_BYTES = 64 << 20  # of a macro-batch for each second: a trial has to see several of them
+_HEADER = (
+    "plan", "batches", "batches/s", "epoch s", "read an epoch", "MB/s", "cores", "first batch s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,3 +247,50 @@ def free_bytes() -> int:
         return 0
     lines = [line.strip() for line in found.stdout.splitlines()]
     return max((int(line) << 20 for line in lines if line.isdecimal()), default=0)
+
+
+def advice_text(report: Report) -> str:
+    """The advice, how it was measured, a table of the plans, and what is to be said of them."""
+    name = f"{report.plan}, {report.options}" if report.options else report.plan
+    pages = [f"advice: {name}: {report.reason}" if name else report.reason]
+    if report.hops is not None:
+        pages.append(f"advice for hop-wise batches: {report.hops.text}")
+    rows = [_HEADER, *(_row(line) for line in report.lines)]
+    pages += [
+        "",
+        f"each plan served for {report.seconds:g} s within --mem {format_bytes(report.mem_bytes)}, "
+        f"on {report.cores} cores; an epoch at the pace of the second half of that time",
+        "", *table(rows, frozenset({2, 3, 4, 5, 6, 7})), "",
+    ]  # fmt: skip
+    pages += [f"{line.name}: {line.note}" for line in report.lines if line.note]
+    pages += [f"{line.name} cannot run: {line.refused}" for line in report.lines if line.refused]
+    if not any(line.batches == "others" for line in report.lines):
+        pages.append(
+            "macrobatch: the store is not partitioned; `blockstore repartition STORE NEW "
+            "--partitions 64` makes one that is"
+        )
+    if report.auto:
+        pages.append(f"plan auto takes {report.auto}: the same batches as minibatch")
+    if report.split is not None:
+        pages += ["", report.split.text]
+    return "\n".join(pages)
+
+
+def _row(line: Line) -> tuple[str, ...]:
+    trial = line.trial
+    if trial is None:
+        return (line.name, line.batches, "cannot run", *["-"] * 5)
+    return (
+        line.name, line.batches, f"{trial.batches / trial.seconds:.3g}", f"{trial.epoch_s:.3g}",
+        format_bytes(trial.epoch_bytes), f"{trial.num_bytes / trial.seconds / 1e6:.0f}",
+        f"{trial.cores:.1f}", f"{trial.first_s:.2f}",
+    )  # fmt: skip
+
+
+def advice_json(report: Report) -> str:
+    """The same numbers with their names, times in seconds, sizes in bytes."""
+    made: dict[str, Any] = msgspec.to_builtins(report)
+    for raw, line in zip(made["lines"], report.lines, strict=True):
+        if line.trial is not None:
+            raw |= {name: getattr(line.trial, name) for name in ("epoch_s", "epoch_bytes", "cores")}
+    return msgspec.json.encode(made).decode()
