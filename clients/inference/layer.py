@@ -119,10 +119,8 @@ class LayerStage:
         for i, (r, layer) in enumerate(layers.items()):
             rows, spilled = connected.gives[r].num_rows, plan.spilled(r)
             self._sources[r] = self._columns(f"sources{i}", rows, layer.source_width, spilled)
-            rows, width = (
-                connected.receives[r[2]].num_rows,
-                layer.target_width - _shared_width(r, layer),
-            )
+            rows = connected.receives[r[2]].num_rows
+            width = layer.target_width - _shared_width(r, layer)
             self._targets[r] = self._columns(f"targets{i}", rows, width, plan.slices)
         self._made: dict[str, LayerRows] = {}
         self._sums: dict[str, list[_Columns]] = {}  # of a type: of ever more of its relations
@@ -150,7 +148,7 @@ class LayerStage:
 
     @property
     def without_room(self) -> list[Relation]:
-        """Relations of which not all is in memory, and needs rows of nodes with edges out alone."""
+        """Relations of a layer that does not fit memory, of which only sources need rows."""
         if not any(self._sources.values()):
             return []
         return [r for r, layer in self._step.layers.items() if not _shared_width(r, layer)]
@@ -189,10 +187,8 @@ class LayerStage:
     def _read_rows(self, now: _Running, name: str) -> None:
         """What nodes of a type give to their neighbors and to themselves."""
         first, nodes = 0, self._inputs.types[name].num_nodes
-        with (
-            ExitStack() as held,
-            now.run.progress.stage(f"rows of {name}", nodes, "nodes") as stage,
-        ):
+        progress = now.run.progress
+        with ExitStack() as held, progress.stage(f"rows of {name}", nodes, "nodes") as stage:
             takers = [self._take_sources(now, held, r) for r in self._step.layers if r[0] == name]
             if name in self._into:
                 takers.append(self._take_targets(now, held, name))
@@ -206,9 +202,8 @@ class LayerStage:
         """The first slice stays in memory if the plan says so; the others go to files."""
         layer, nodes = self._step.layers[relation], self._inputs.connected.gives[relation]
         parts, done = self._plan.slices[0].stop if relation in self._plan.kept else 0, 0
-        whole = torch.empty(
-            nodes.num_rows, parts, layer.source_width, dtype=self._inputs.steps.dtype
-        )
+        shape = nodes.num_rows, parts, layer.source_width
+        whole = torch.empty(shape, dtype=self._inputs.steps.dtype)
         if parts:
             now.kept[relation] = whole
         write = _writing(held, now.files, self._sources[relation])
@@ -268,10 +263,8 @@ class LayerStage:
     def _joined(self, now: _Running, relation: Relation, some: Slice) -> Iterator[Tensor]:
         """What a layer gives to the targets of a relation, in order: rows of a slice."""
         layer, stored = self._step.layers[relation], self._inputs.relations[relation]
-        gives, receives = (
-            self._inputs.connected.gives[relation],
-            self._inputs.connected.receives[relation[2]],
-        )
+        connected = self._inputs.connected
+        gives, receives = connected.gives[relation], connected.receives[relation[2]]
         spilled = self._sources[relation].get(some)
         sources = now.kept.pop(relation) if spilled is None else self._load(now, spilled)
         sources = sources.view(gives.num_rows, some.stop - some.first, layer.source_width)
@@ -312,10 +305,8 @@ class LayerStage:
     def _columns(self, path: str, num_rows: int, width: int, slices: tuple[Slice, ...]) -> _Columns:
         """An array for each slice, of so many numbers a part; none if these are none."""
         return {
-            some: self._array(
-                f"{path}/columns{some.first}", num_rows, (some.stop - some.first) * width
-            )
-            for some in slices
+            s: self._array(f"{path}/columns{s.first}", num_rows, (s.stop - s.first) * width)
+            for s in slices
             if width
         }
 

@@ -108,9 +108,8 @@ def _plan(
     """
     inputs = Inputs(store, steps, find_connected(store))
     plan = plan_inference(steps, store.manifest, mem_bytes, inputs.connected)
-    unknown = {
-        r for layer in _layers(inputs, plan) for r in layer.without_room
-    } - inputs.connected.symmetric
+    unknown = {r for layer in _layers(inputs, plan) for r in layer.without_room}
+    unknown -= inputs.connected.symmetric
     if not unknown:
         return inputs, plan
     found = {
