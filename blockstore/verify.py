@@ -33,9 +33,9 @@ from blockstore.format import (
 from blockstore.kernels.digest import digest_columns
 from blockstore.kernels.order import distinct
 from blockstore.owners import MAP_FILES, check_owners, list_owners, read_owners
+from blockstore.pack import unpack_block
 from blockstore.part import PART, StorePart, part_of
 from blockstore.store import Store, open_store, read_rows, scan_blocks, scan_rows
-from blockstore.unpack import unpack_block
 from blockstore.validate import copied_arrays
 
 

@@ -1,8 +1,8 @@
 """Blocks from disk into slots: reader threads, many reads at a time each, every block checked."""
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -33,6 +33,15 @@ class Transit(NamedTuple):
 
     free: concurrency.SimpleQueue[NDArray[np.uint8]]
     pages: int  # that each has room for
+
+    @contextmanager
+    def buffer(self) -> Iterator[NDArray[np.uint8]]:
+        """One that nobody else has inside; waits for it."""
+        buffer = self.free.get()
+        try:
+            yield buffer
+        finally:
+            self.free.put(buffer)
 
 
 def make_transit(buffers: Sequence[NDArray[np.uint8]]) -> Transit:
@@ -255,48 +264,30 @@ class BlockReader(Closing):
 
     def _pass_pages(self, asked: _Passing, low: int, high: int, queue: ReadQueue) -> None:
         runs, pages = asked.runs[low:high], self.files[asked.file].pages
-        if pages is not None and pages.roomy and asked.parts is None:
-            # what comes from afar is on its way also while others have the buffers
-            with self._held(asked.file, runs, early=True):
-                self._pass_buffer(asked, low, high, queue, nullcontext())
-        else:
-            held = nullcontext() if asked.parts else self._held(asked.file, runs)
-            self._pass_buffer(asked, low, high, queue, held)
-
-    def _pass_buffer(
-        self,
-        asked: _Passing,
-        low: int,
-        high: int,
-        queue: ReadQueue,
-        held: AbstractContextManager[None],
-    ) -> None:
-        runs, transit = asked.runs[low:high], asked.transit
-        buffer = transit.free.get()
-        try:
+        # what comes from afar is on its way also while others have the buffers
+        early = pages is not None and pages.roomy and asked.parts is None
+        ahead = self._held(asked.file, runs, early=True) if early else nullcontext()
+        with ahead, asked.transit.buffer() as buffer:
             ends = np.cumsum(runs[:, PAGES]) * PAGE_BYTES
             pieces = _pieces(runs, ends - runs[:, PAGES] * PAGE_BYTES)
-            if asked.parts is None:
-                with held:
+            if asked.parts is not None:
+                self._read_parts(asked.file, asked.parts, low, pieces, buffer, queue)
+            else:
+                with nullcontext() if early else self._held(asked.file, runs):
                     self._read(asked.file, pieces, buffer, queue, rows=asked.rows)
                     self._check_blocks(asked.file, pieces, buffer)
-            else:
-                self._read_parts(asked, low, pieces, buffer, queue)
             asked.consume(low, high, buffer[: int(ends[-1])])
-        finally:
-            transit.free.put(buffer)
 
     def _read_parts(
         self,
-        asked: _Passing,
+        number: int,
+        parts: Parts,
         low: int,
         pieces: NDArray[np.int64],
         buffer: NDArray[np.uint8],
         queue: ReadQueue,
     ) -> None:
         """The first pages of runs, which are numbered from `low` on, then what these ask for."""
-        number, parts = asked.file, asked.parts
-        assert parts is not None
         heads = parts.heads[low : low + len(pieces)]
         first = pieces.copy()
         first[:, PAGES] = np.where(heads > 0, heads, pieces[:, PAGES])

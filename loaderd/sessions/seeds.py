@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from blockstore.format import ITEM_BYTES, Manifest, NodeType, Relation, RowArray
 from blockstore.kernels.order import find_outside, map_range
+from blockstore.pack import unpack_block
 from blockstore.store import Store, scan_blocks, scan_rows
-from blockstore.unpack import unpack_block
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Resolved
 from loaderd.plans.roots import EndTable

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import NodeType, Relation, RowArray
+from blockstore.pack import GraphBlock, unpack_block
 from blockstore.store import Store, numpy_dtype, scan_blocks
-from blockstore.unpack import GraphBlock, unpack_block
 from preprocess.errors import BadInput
 from preprocess.files.ahead import read_ahead
 from preprocess.files.array_file import ArrayFile

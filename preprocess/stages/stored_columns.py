@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import Relation
+from blockstore.pack import GraphBlock, unpack_block
 from blockstore.store import Store, scan_blocks
-from blockstore.unpack import GraphBlock, unpack_block
 
 Piece = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]
 

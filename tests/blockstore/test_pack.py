@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockstore.errors import CorruptBlock, StoreError, UnsupportedVersion
-from blockstore.pack import GraphPacker
-from blockstore.unpack import unpack_block
+from blockstore.pack import GraphPacker, unpack_block
 from tests import reference
 from tests.graphs import Held, held_graphs, hold, make_csc
 

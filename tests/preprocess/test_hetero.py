@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockstore.format import Relation
+from blockstore.pack import unpack_block
 from blockstore.store import Store, open_store, read_rows, scan_blocks
-from blockstore.unpack import unpack_block
 from blockstore.verify import verify_store
 from preprocess.errors import BadInput
 from preprocess.ingest import plan

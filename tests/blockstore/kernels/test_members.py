@@ -11,8 +11,7 @@ from blockstore.kernels.columns import view_blocks
 from blockstore.kernels.picks import BY_SOURCE, BY_WEIGHT, Column, Draws, Rule
 from blockstore.kernels.records import EdgeRecord
 from blockstore.kernels.rows import NO_ROW, RowLayout
-from blockstore.pack import GraphPacker
-from blockstore.unpack import unpack_block
+from blockstore.pack import GraphPacker, unpack_block
 from tests.blockstore.kernels.sampling import NO_ITEMS, NO_TREES, uniform
 from tests.graphs import Csc, make_csc
 from tests.reference import pick_positions, rank_sources, weigh_edges

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from blockstore.format import MOST_ID_BITS, EdgeLayout, packed_bytes
 from blockstore.kernels.jit import leaf
 from blockstore.kernels.packed import PackedIds, pack_ids, unpack_ids, view_ids
-from blockstore.pack import GraphPacker
-from blockstore.unpack import unpack_block
+from blockstore.pack import GraphPacker, unpack_block
 from tests import reference
 
 

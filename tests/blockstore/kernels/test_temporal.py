@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from blockstore.kernels.links import find_ends
 from blockstore.kernels.picks import LATEST, UNTIL, Rule
-from blockstore.unpack import unpack_block
+from blockstore.pack import unpack_block
 from tests.blockstore.kernels.sampling import draw_present
 from tests.graphs import Csc, Held, hold, make_csc
 from tests.reference import pick_until

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from blockstore.format import EdgeLayout
 from blockstore.kernels.columns import view_sources
-from blockstore.unpack import unpack_block
+from blockstore.pack import unpack_block
 from preprocess.kernels import hops as kernels
 from preprocess.kernels.edges import count_ids
 from preprocess.kernels.hops import add_rows

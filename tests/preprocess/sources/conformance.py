@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from blockstore.format import Relation, RowArray
+from blockstore.pack import unpack_block
 from blockstore.store import Store, open_store, read_rows, scan_blocks
-from blockstore.unpack import unpack_block
 from blockstore.verify import verify_store
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
