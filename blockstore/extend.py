@@ -51,10 +51,9 @@ class StoreExtender(Closing):
             shutil.copyfile(path / ROOT, self.tree / ROOT)  # with attributes of other people
             self._writer = held.enter_context(
                 StoreWriter(
-                    self._folder / "whole",  # it never appears: parts of the tree are moved
+                    self.tree,
                     block_bytes=self.store.manifest.block_bytes,
                     buffer_bytes=buffer_bytes,
-                    folder=self.tree,
                 )
             )
             self._writer.restore(self.store.manifest.files)

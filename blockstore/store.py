@@ -153,7 +153,7 @@ class Store:
     def graph_check(self, relation: Relation | HaloColumns) -> GraphCheck:
         """What the blocks of a relation, or of its copies, must say.  Raises CorruptBlock."""
         tables = self.first_node(relation), self.first_edge(relation)
-        return GraphCheck.make(self.manifest, relation, *tables, self.path / relation.path)
+        return GraphCheck(self.manifest, relation, *tables, self.path / relation.path)
 
     def first_node(self, relation: Relation | HaloColumns) -> NDArray[np.uint64]:
         """The object index of a relation: first column of each block, then the end.

@@ -337,30 +337,26 @@ def inside(root: str, path: str) -> Path:
     return Path(file)
 
 
-@dataclass(frozen=True, slots=True)
 class GraphCheck:
     """What the blocks of one relation, or of its copies, must say."""
 
-    expected: Expected
-
-    @classmethod
-    def make(
-        cls,
+    def __init__(
+        self,
         manifest: Manifest,
         columns: Relation | HaloColumns,
         first_node: NDArray[np.uint64],
         first_edge: NDArray[np.uint64],
         where: Path,
-    ) -> "GraphCheck":
+    ) -> None:
         """Raises CorruptBlock: no blocks can be as these tables say."""
         relation = next(r for r in manifest.relations if columns in (r, r.halo))
         src = next(t for t in manifest.types if t.name == relation.src)
         layout = edge_layout(manifest, relation)
         _check_room(first_node, first_edge, layout, manifest.block_bytes, where)
-        return cls(Expected(
+        self.expected = Expected(
             first_node, first_edge, layout.flags, layout.capacity(manifest.block_bytes),
             layout.source_bits, layout.source_base, src.num_nodes,
-        ))  # fmt: skip
+        )  # fmt: skip
 
     def find_bad_page(
         self, block: int, data: NDArray[np.uint8], expected: NDArray[np.uint32], where: str

@@ -25,14 +25,7 @@ from blockstore.format import (
     shard_path,
 )
 from blockstore.io.buffers import aligned_buffer, byte_view
-from blockstore.io.files import (
-    check_free,
-    flush_tree,
-    open_to_write,
-    remove_leftovers,
-    take_name,
-    write_exact,
-)
+from blockstore.io.files import flush_tree, open_to_write, write_exact
 from blockstore.kernels.crc import page_crcs
 from blockstore.root import digest, write_root
 from blockstore.store import crc_bytes, shard_index
@@ -217,36 +210,18 @@ class GraphWriter:
 
 
 class StoreWriter(Closing):
-    """Builds a store beside its target; `commit` makes it appear, leaving without it removes all.
+    """Builds a store in a folder, which is the caller's: what is there is gone on with."""
 
-    Raises StoreExists: the target is taken.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        *,
-        block_bytes: int,
-        buffer_bytes: int = 8 << 20,
-        folder: Path | None = None,
-    ) -> None:
-        """`buffer_bytes`: of each of two buffers per array being written.
-
-        folder   where to build the store; what is there is gone on with, and stays where there was
-                 no `commit`: it is the caller's.  None: a folder of this process, that is removed
-        """
-        self.path, self.block_bytes, self._buffer_bytes = path, block_bytes, buffer_bytes
-        check_free(path)
-        remove_leftovers(path)
-        self._own = folder is None
-        self._temporary = folder or path.parent / f".{path.name}.partial-{os.getpid()}"
-        self._temporary.mkdir(parents=True, exist_ok=not self._own)
-        self.tree = ZarrTree(self._temporary)
+    def __init__(self, folder: Path, *, block_bytes: int, buffer_bytes: int = 8 << 20) -> None:
+        """`buffer_bytes`: of each of two buffers per array being written."""
+        self.folder, self.block_bytes, self._buffer_bytes = folder, block_bytes, buffer_bytes
+        folder.mkdir(parents=True, exist_ok=True)
+        self.tree = ZarrTree(folder)
         self._digests: dict[str, str] = {}
         self._sinks: list[BlockSink] = []  # that end with it
 
     def sink(self, path: str, ndim: int, slot_bytes: int) -> BlockSink:
-        sink = BlockSink(self._temporary, path, ndim, slot_bytes, self._buffer_bytes)
+        sink = BlockSink(self.folder, path, ndim, slot_bytes, self._buffer_bytes)
         self._sinks.append(sink)
         return sink
 
@@ -270,7 +245,7 @@ class StoreWriter(Closing):
         Through an ordinary descriptor: an index is not page-sized.
         """
         for shard in range(geometry.num_shards):
-            name = str(self._temporary / shard_path(path, shard, ndim))
+            name = str(self.folder / shard_path(path, shard, ndim))
             fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 held = geometry.blocks_in(shard)
@@ -279,11 +254,6 @@ class StoreWriter(Closing):
             finally:
                 os.close(fd)
         self.side(crc_path(path), crcs)
-
-    @property
-    def folder(self) -> Path:
-        """Where the store is built."""
-        return self._temporary
 
     def graph(self, path: str) -> GraphWriter:
         return GraphWriter(self, path)
@@ -311,27 +281,15 @@ class StoreWriter(Closing):
 
     def discard(self, path: str) -> None:
         """Remove what an earlier writer of the folder has left of an array."""
-        shutil.rmtree(self._temporary / path, ignore_errors=True)
-
-    def commit(self, manifest: Manifest) -> Manifest:
-        """Make the store appear; returns the manifest with its fingerprint."""
-        manifest = self.settle(manifest)
-        self.appear()
-        return manifest
+        shutil.rmtree(self.folder / path, ignore_errors=True)
 
     def settle(self, manifest: Manifest) -> Manifest:
         """A store in the folder, all of it on disk; returns the manifest with its fingerprint."""
         files = {name: self._digests[name] for name in bound_files(manifest)}
-        manifest = write_root(self._temporary, msgspec.structs.replace(manifest, files=files))
-        flush_tree(self._temporary)
+        manifest = write_root(self.folder, msgspec.structs.replace(manifest, files=files))
+        flush_tree(self.folder)
         return manifest
-
-    def appear(self) -> None:
-        """What is settled takes its name."""
-        take_name(self._temporary, self.path)
 
     def close(self) -> None:
         for sink in self._sinks:
             sink.abort()
-        if self._own:
-            shutil.rmtree(self._temporary, ignore_errors=True)

@@ -16,6 +16,7 @@ from blockstore.format import (
     RowArray,
     id_bits,
 )
+from blockstore.io.files import appearing
 from blockstore.pack import GraphPacker
 from blockstore.writer import StoreWriter
 
@@ -89,13 +90,13 @@ def write_hetero_store(
     splits   more than "train", by type
     """
     splits = splits or {}
-    with StoreWriter(path, block_bytes=4096) as writer:
+    with appearing(path) as folder, StoreWriter(folder, block_bytes=4096) as writer:
         types = [
             _write_type(writer, graph, name, offsets, splits.get(name, {}))
             for name in graph.num_nodes
         ]
         relations = [_write_relation(writer, graph, relation) for relation in graph.relations]
-        return writer.commit(
+        return writer.settle(
             Manifest(
                 format=FORMAT_VERSION, block_bytes=4096, id_dtype="uint32", types=tuple(types),
                 relations=tuple(relations),

@@ -16,6 +16,7 @@ from blockstore.format import (
     gapless_rows,
     id_bits,
 )
+from blockstore.io.files import appearing
 from blockstore.pack import GraphPacker
 from blockstore.store import numpy_dtype
 from blockstore.writer import StoreWriter
@@ -53,7 +54,7 @@ def make_hops(
 def write_hop_store(path: Path, splits: dict[str, Hops], block_bytes: int = 4096) -> Manifest:
     """A store of as many nodes as the splits name, with one edge, and these splits."""
     count = 1 + max([1, *(int(h.n_id.max(initial=0)) for h in splits.values())])
-    with StoreWriter(path, block_bytes=block_bytes) as writer:
+    with appearing(path) as folder, StoreWriter(folder, block_bytes=block_bytes) as writer:
         everything = np.arange(count, dtype=np.uint32)
         ids, inverse = (
             RowArray(f"{NODE}/original_id", "uint32", count),
@@ -66,7 +67,7 @@ def write_hop_store(path: Path, splits: dict[str, Hops], block_bytes: int = 4096
         node_type = NodeType(
             name="node", first=0, num_nodes=count, original_id=ids, store_id=inverse, hops=hops
         )
-        return writer.commit(
+        return writer.settle(
             Manifest(
                 format=FORMAT_VERSION, block_bytes=block_bytes, id_dtype="uint32",
                 types=(node_type,), relations=(relation,),

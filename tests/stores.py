@@ -18,6 +18,7 @@ from blockstore.format import (
     RowArray,
     id_bits,
 )
+from blockstore.io.files import appearing
 from blockstore.pack import GraphPacker
 from blockstore.writer import StoreWriter
 from tests.graphs import Csc
@@ -51,7 +52,7 @@ def write_store(
     x = RowArray(f"{node}/features/x", "float32", count, (width,))
     split = RowArray(f"{node}/splits/train", "int64", len(train))
     folder = "edges/node___to___node"
-    with StoreWriter(path, block_bytes=block_bytes) as writer:
+    with appearing(path) as root, StoreWriter(root, block_bytes=block_bytes) as writer:
         nodes = np.arange(count)
         num_blocks = _pack(writer, folder, graph, nodes, block_bytes, weights, edge_ids, times)
         everything = np.arange(count, dtype=np.uint32)
@@ -109,7 +110,7 @@ def write_store(
             num_partitions=max(0, len(offsets) - 1), hubs=ranked, halo=halo,
             partition_offsets_path=f"{node}/partition_offsets" if offsets else "",
         )  # fmt: skip
-        return writer.commit(
+        return writer.settle(
             Manifest(
                 format=FORMAT_VERSION, block_bytes=block_bytes, id_dtype="uint32",
                 types=(node_type,), relations=(relation,),

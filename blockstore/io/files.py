@@ -125,11 +125,15 @@ def remove_leftovers(path: Path) -> None:
 def check_free(target: Path, what: str = "it") -> None:
     """Raises StoreExists: there is something in the place of a target."""
     if os.path.lexists(target):
-        raise StoreExists(f"{target}: exists already; remove {what}, or choose another name")
+        found = "exists already" if target.exists() else "is a link that leads nowhere"
+        raise StoreExists(f"{target}: {found}; remove {what}, or choose another name")
 
 
 def take_name(folder: Path, target: Path) -> None:
-    """A folder, all of which is on disk, gets the name of its target.  Raises StoreExists."""
+    """A folder or a file, all of which is on disk, gets the name of its target.
+
+    Raises StoreExists.
+    """
     if os.path.lexists(target):  # the rename would only tell if it is not empty
         raise StoreExists(f"{target}: appeared while this was being written")
     folder.rename(target)

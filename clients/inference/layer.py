@@ -168,8 +168,7 @@ class LayerStage:
         shutil.rmtree(folder, ignore_errors=True)
         with (
             StoreWriter(
-                folder / "whole", block_bytes=run.hidden.block_bytes, folder=folder,
-                buffer_bytes=BUFFER_BYTES,
+                folder, block_bytes=run.hidden.block_bytes, buffer_bytes=BUFFER_BYTES
             ) as passing,
             torch.no_grad(),
         ):  # fmt: skip

@@ -1,6 +1,5 @@
 """Where rows that were computed go: a file of numpy or Parquet, or an array of the store."""
 
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -10,10 +9,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.errors import StoreExists
 from blockstore.extend import StoreExtender
 from blockstore.format import EXTEND_FOLDER, NodeType, RowArray
-from blockstore.io.files import flush
+from blockstore.io.files import flush, take_name
 from blockstore.store import Store, read_rows
 from blockstore.writer import StoreWriter
 from clients.inference.model import ModelSteps
@@ -75,10 +73,7 @@ def _write_file(
     else:
         write_parquet(made, ids, array.row_items, array.dtype, place)
     flush(made)
-    if os.path.lexists(path):
-        raise StoreExists(f"{path}: appeared while it was computed")
-    made.rename(path)
-    flush(path.parent)
+    take_name(made, path)
 
 
 def _chosen(pieces: Rows, wanted: NDArray[np.int64]) -> Rows:

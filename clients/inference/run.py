@@ -88,8 +88,7 @@ def layerwise(
     with (
         resumable(result.target, sign(facts, b""), shown, RunPlan.of(stages)) as work,
         StoreWriter(
-            work.path / "whole", block_bytes=opened.manifest.block_bytes, folder=work.path / STORE,
-            buffer_bytes=BUFFER_BYTES,
+            work.path / STORE, block_bytes=opened.manifest.block_bytes, buffer_bytes=BUFFER_BYTES
         ) as writer,
     ):  # fmt: skip
         run = InferenceRun(work, shown, opened, writer, plan.share)

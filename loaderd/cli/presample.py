@@ -13,9 +13,9 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from blockstore.errors import CorruptBlock, StoreExists
+from blockstore.errors import CorruptBlock
 from blockstore.expansions import Expansions, read_expansions, write_expansions
-from blockstore.io.files import flush
+from blockstore.io.files import check_free, take_name
 from blockstore.kernels.order import count_nodes
 from blockstore.store import Store
 from loaderd.api.errors import Refused
@@ -44,8 +44,7 @@ def presample(
 
     Raises Refused, StoreExists, BudgetTooSmall, BatchFailed, StoreError.
     """
-    if out.exists():
-        raise StoreExists(f"{out}: exists already; remove it, or choose another name")
+    check_free(out)
     found = _expected(store, request)
     counts = np.zeros((len(found.fanouts) + 1, found.num_nodes), np.uint32)
     partial = out.with_name(f".{out.name}.partial")
@@ -58,8 +57,7 @@ def presample(
             found = structs.replace(found, epochs=epoch + 1, steps=found.steps + len(steps))
             write_expansions(partial, found, counts)
             tell(f"epoch {epoch + 1} of {epochs}: {len(steps):,} batches")
-    partial.rename(out)
-    flush(out.parent)
+    take_name(partial, out)
     return found
 
 

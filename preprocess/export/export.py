@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.errors import StoreExists
 from blockstore.format import Manifest, NodeType, RowArray
+from blockstore.io.files import check_free
 from blockstore.store import Store, scan_rows
 from preprocess.export.edges import EdgeExport
 from preprocess.export.rows import (
@@ -60,8 +60,7 @@ def export(store: Store, folder: Path, progress: Progress, mem_bytes: int = 1 <<
     Raises StoreExists, BudgetTooSmall, CorruptBlock, OutOfSpace.  When the run is stopped, or the
     disk fills up, finished stages stay beside the folder, and the same call goes on after them.
     """
-    if folder.exists():
-        raise StoreExists(f"{folder}: exists already; remove it, or choose another name")
+    check_free(folder)
     share = _plan_memory(store.manifest, mem_bytes)
     stages = _Export(store.manifest).stages()
     signature = sign({"export": _PIPELINE, "store": store.manifest.fingerprint}, b"")

@@ -123,10 +123,9 @@ def write_store(
         resumable(target, sign(signed, files.digest()), progress, plan, fresh) as work,
         files.unchanged(),
         StoreWriter(
-            target,
+            work.path / STORE,
             block_bytes=job.options.block_bytes,
             buffer_bytes=job.buffer,
-            folder=work.path / STORE,
         ) as writer,
     ):
         run = IngestRun(job, work, progress, writer, executor)
@@ -139,14 +138,14 @@ def write_store(
         if job.options.hops is None:
             manifest = writer.settle(manifest)
         else:
-            manifest, added = _hops(run, manifest, job.options)
+            manifest, added = _hops(run, manifest, job.options, target)
             results += added
-        writer.appear()
+        run.appear(target)
         return IngestResult(manifest, results, errors)
 
 
 def _hops(
-    run: IngestRun, manifest: Manifest, options: IngestOptions
+    run: IngestRun, manifest: Manifest, options: IngestOptions, target: Path
 ) -> tuple[Manifest, tuple[StageResult, ...]]:
     """Hops in the store that is about to appear; an earlier run may have added them.
 
@@ -162,8 +161,8 @@ def _hops(
     try:
         found = make_hops(run.result, options.hops, run.progress, options.mem_bytes, inside=True)
     except BadInput as error:
-        run.writer.appear()
-        raise BadInput(f"{error}; {run.writer.path} is there, without hops") from error
+        run.appear(target)
+        raise BadInput(f"{error}; {target} is there, without hops") from error
     return found.manifest, found.stages
 
 

@@ -110,8 +110,8 @@ def pack_epochs(
         with (
             resumable(target, sign(facts, b""), progress, planned, fresh) as work,
             StoreWriter(
-                target, block_bytes=job.store.manifest.block_bytes,
-                buffer_bytes=job.memory.buffer, folder=work.path / STORE,
+                work.path / STORE, block_bytes=job.store.manifest.block_bytes,
+                buffer_bytes=job.memory.buffer,
             ) as writer,
             ThreadPoolExecutor(options.threads, thread_name_prefix="pack") as pool,
         ):  # fmt: skip
@@ -353,7 +353,8 @@ class PackStages:
         files = run.writer.digests | {ROOT: digest((run.result / ROOT).read_bytes())}
         bound = {name: files[name] for name in sorted(files)}
         write_pack(run.result, msgspec.structs.replace(self.pack(run), files=bound))
-        run.appear(run.writer.path)
+        job = self._job
+        run.appear(pack_path(job.store.path, job.resolved, job.options.request.world_size))
 
     def result(self, run: PackRun, target: Path) -> PackResult:
         pack, block = self.pack(run), self._job.store.manifest.block_bytes

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from blockstore.errors import OutOfSpace
 from blockstore.format import arrays_of
-from blockstore.io.files import flush, flush_tree
+from blockstore.io.files import flush_tree, take_name
 from blockstore.units import format_bytes
 from blockstore.writer import StoreWriter
 from preprocess.pipeline.disk import existing_folder
@@ -215,10 +215,9 @@ class PipelineRun:
         return (*found, *self._ended)
 
     def appear(self, target: Path) -> None:
-        """The result takes its name; all of it is on disk then."""
+        """The result takes its name; all of it is on disk then.  Raises StoreExists."""
         flush_tree(self.result)
-        self.result.rename(target)
-        flush(target.parent)
+        take_name(self.result, target)
 
 
 def remove(path: Path) -> None:

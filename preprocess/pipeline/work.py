@@ -17,8 +17,9 @@ from typing import Any
 
 import msgspec
 
-from blockstore.errors import OutOfSpace, StoreBusy, StoreError, StoreExists
+from blockstore.errors import OutOfSpace, StoreBusy, StoreError
 from blockstore.format import EXTEND_FOLDER, ROOT, array_paths
+from blockstore.io import files as on_disk
 from blockstore.io.files import flush, flush_below, missing_parents, naming
 from blockstore.lock import LOCK, lock_folder
 from blockstore.root import read_root
@@ -248,8 +249,7 @@ def check_free(target: Path, *works: Path) -> None:
     if os.path.lexists(target):
         for name in works:
             remove_dead(name)
-        what = "exists already" if target.exists() else "is a link that leads nowhere"
-        raise StoreExists(f"{target}: {what}; remove it, or choose another name")
+    on_disk.check_free(target)
 
 
 def remove_dead(target: Path) -> None:

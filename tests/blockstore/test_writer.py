@@ -20,7 +20,7 @@ def test_behind_the_last_row_there_are_zeros(tmp_path, num_rows, piece):
     geometry = row_geometry(array, 4096)
     rows = np.full((num_rows, 16), 0xAB, np.uint8)
     folder = tmp_path / "work"
-    with StoreWriter(tmp_path / "store", block_bytes=4096, buffer_bytes=4096, folder=folder) as w:
+    with StoreWriter(folder, block_bytes=4096, buffer_bytes=4096) as w:
         with w.rows(array) as out:
             for first in range(0, num_rows, piece):
                 out.append(rows[first : first + piece])

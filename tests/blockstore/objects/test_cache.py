@@ -185,6 +185,7 @@ def test_what_fails_now_and_then_is_tried_again(
 def test_what_fails_for_good_is_one_line(
     proxy: Proxy, opened: Callable[..., ObjectStores], kind: str, words: str
 ) -> None:
+    opened().open(URL)  # brings the tables, however slow the machine is
     store = opened(wait_s=0.6).open(URL)
     proxy.fault = some([kind], 1)
     with pytest.raises(ObjectError) as caught:
