@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from preprocess.errors import BadInput
 from preprocess.ingest.contents import list_contents
@@ -31,6 +32,16 @@ def text(name: str, content: str | bytes) -> Spoiler:
 def save(name: str, values: Any) -> Spoiler:
     """Replaces an npy file, named with its suffix or without."""
     return lambda folder: np.save(folder / name, np.asarray(values))
+
+
+def put(name: str, value: Any) -> Spoiler:
+    """Replaces a file of torch."""
+    return lambda folder: torch.save(value, folder / name)
+
+
+def moved(old: str, new: str) -> Spoiler:
+    """Gives a file or a folder another name."""
+    return lambda folder: (folder / old).rename(folder / new)
 
 
 def drop(name: str) -> Spoiler:

@@ -18,7 +18,7 @@ from preprocess.sources.graphbolt import GraphBoltSource, write_listed
 from preprocess.sources.source import SourceRows
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.sources.reading import read_all, ready
-from tests.preprocess.sources.refusals import assert_refused, drop, save, text
+from tests.preprocess.sources.refusals import assert_refused, drop, put, save, text
 
 SMALL = """dataset_name: small
 graph:
@@ -256,7 +256,7 @@ REFUSED = {
         "feat.npy: end: found 147 bytes, expected 148",
     ),
     "no tensor": (
-        lambda f: torch.save({"a": 1}, f / "data/weight.pt"), "weight.pt: found a dict, expected",
+        put("data/weight.pt", {"a": 1}), "weight.pt: found a dict, expected",
     ),
     "damaged tensor": (text("data/weight.pt", b"junk"), "weight.pt: found "),
     "seeds shape": (save("set/train.npy", [[[1]]]), "train.npy: header: found shape (1, 1, 1)"),
@@ -264,11 +264,11 @@ REFUSED = {
     "seed id": (save("set/train.npy", [5, 0]), "train.npy[0]: found node id 5, expected 0 to 4"),
     "overlap": (save("set/train.npy", [4, 0]), "found node 4, which is in"),
     "few labels": (
-        lambda f: torch.save(torch.ones(3), f / "set/train-labels.pt"),
+        put("set/train-labels.pt", torch.ones(3)),
         "train-labels.pt: header: found 3 labels, expected 2",
     ),
     "labels disagree": (
-        lambda f: torch.save(torch.ones(2, 3), f / "set/train-labels.pt"),
+        put("set/train-labels.pt", torch.ones(2, 3)),
         "valid-labels.pt: header: found labels of shape (1,), expected (3,)",
     ),
     "pairs out of range": (save("set/pairs.npy", [[0, 1], [5, 0]]), "pairs.npy[1]: found 5"),

@@ -1,6 +1,5 @@
 """IGB: as its owner lays it out, small; files without a header, as long as published; refusals."""
 
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from tests.preprocess.sources.conformance import (
     round_trip,
     rows_of,
 )
-from tests.preprocess.sources.refusals import assert_refused, drop, save
+from tests.preprocess.sources.refusals import Spoiler, assert_refused, drop, moved, save
 
 NUM_NODES = {"paper": 6, "author": 4, "institute": 2, "fos": 3, "journal": 2, "conference": 1}
 EDGES = {
@@ -221,13 +220,6 @@ def test_labels_against_plain_python(
     assert list(chain(*pieces)) == [
         int(v) if i < labelled and v == v else -1 for i, v in enumerate(values)
     ]
-
-
-Spoiler = Callable[[Path], None]
-
-
-def moved(old: str, new: str) -> Spoiler:
-    return lambda held: (held / old).rename(held / new)
 
 
 def resized(name: str, difference: int) -> Spoiler:

@@ -1,6 +1,5 @@
 """MAG240M: as OGB-LSC lays it out, small; refusals."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.preprocess.sources.conformance import (
     check_source,
     round_trip,
 )
-from tests.preprocess.sources.refusals import assert_refused, cut, drop, save
+from tests.preprocess.sources.refusals import Spoiler, assert_refused, cut, drop, moved, put, save
 
 META = {"paper": 7, "author": 5, "institution": 2, "num_classes": 153}
 SPLITS = {"train": [0, 3], "valid": [5], "test": [6, 1, 2]}
@@ -112,25 +111,12 @@ def test_splits_may_be_tensors(tmp_path: Path):
     check_source(Mag240mSource(folder), expected(SPLITS))
 
 
-def saved(name: str, array: Any) -> Callable[[Path], None]:
+def saved(name: str, array: Any) -> Spoiler:
     """A spoiler that replaces an npy file."""
     return save(f"processed/{name}", array)
 
 
-def put(name: str, value: Any) -> Callable[[Path], None]:
-    """A spoiler that replaces a torch file."""
-    return lambda folder: torch.save(value, folder / name)
-
-
-def unknown_type(folder: Path) -> None:
-    (folder / "processed" / NAMES[2]).rename(folder / "processed" / "paper___in___journal")
-
-
-def two_names(folder: Path) -> None:
-    (folder / "processed" / NAMES[2]).rename(folder / "processed" / "paper___cites")
-
-
-def headerless(name: str) -> Callable[[Path], None]:
+def headerless(name: str) -> Spoiler:
     return lambda folder: FEATURES.tofile(folder / name)
 
 
@@ -154,12 +140,17 @@ REFUSED = {
         put("split_dict.pt", {"train": torch.zeros(2, 2, dtype=torch.int64)}),
         "split_dict.pt: train: found shape (2, 2)",
     ),
-    "a name of two": (two_names, "paper___cites: found 2 names"),
+    "a name of two": (
+        moved(f"processed/{NAMES[2]}", "processed/paper___cites"), "paper___cites: found 2 names",
+    ),
     "no features": (drop("processed/paper/node_feat.npy"), "node_feat.npy: found no file"),
     "no labels": (drop("processed/paper/node_label.npy"), "node_label.npy: found no file"),
     "no years": (drop("processed/paper/node_year.npy"), "node_year.npy: found no file"),
     "no header": (headerless("processed/paper/node_feat.npy"), "node_feat.npy: header: found "),
-    "unknown type": (unknown_type, "paper___in___journal/edge_index.npy: found a relation of"),
+    "unknown type": (
+        moved(f"processed/{NAMES[2]}", "processed/paper___in___journal"),
+        "paper___in___journal/edge_index.npy: found a relation of",
+    ),
     "no relations": (no_relations, "processed: found no relations"),
     "no edges": (drop(f"processed/{CITES}"), "edge_index.npy: found no file"),
     "edges truncated": (cut(f"processed/{CITES}"), "edge_index.npy: end: found "),
