@@ -5,7 +5,6 @@ the union of all relations; then each relation is sorted into columns by store i
 """
 
 from collections.abc import Generator, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,14 +49,21 @@ def counts_file(number: int) -> str:
     return f"counts-{number}"
 
 
-class GraphStages:
-    """All graphs of a source on their way into the store."""
+class IngestRun(PipelineRun):
+    """The store that is written, and all graphs of the source on their way into it."""
 
     def __init__(
-        self, job: IngestJob, work: Path, progress: Progress, executor: Executor | None = None
+        self,
+        job: IngestJob,
+        work: WorkFolder,
+        progress: Progress,
+        writer: StoreWriter,
+        executor: Executor | None = None,
     ) -> None:
-        self._job, self._work, self._progress, self._executor = job, work, progress, executor
-        self._contents, self._options, self._share = job.contents, job.options, job.share
+        super().__init__(work, progress, writer)
+        self.writer, self.executor = writer, executor
+        self._job, self._share = job, job.share
+        self._contents, self._options = job.contents, job.options
         self._held: ColumnFile | None = None  # columns by source id, in memory
         self._nodes: NodeOrder | None = None
 
@@ -70,7 +76,7 @@ class GraphStages:
         for number, r in enumerate(self._contents.relations):
             counts = self._count(r)
             longest = max(longest, int(counts.max(initial=0)) * r.widths.sort_bytes + COLUMN_BYTES)
-            save_array(self._work / counts_file(number), counts)
+            save_array(self.path(counts_file(number)), counts)
         if self._options.needs_columns:
             counts = self._union_counts()
             widths = self._union_widths(None)
@@ -89,7 +95,7 @@ class GraphStages:
         if in_memory and len(contents.relations) == 1:
             widths = contents.relations[0].widths
             edge = None if widths.too_wide else widths.edge
-        path = None if in_memory else self._work / COLUMNS
+        path = None if in_memory else self.path(COLUMNS)
         if path is not None:
             path.unlink(missing_ok=True)
         file = ColumnFile(path, counts.size, total, edge)
@@ -101,7 +107,7 @@ class GraphStages:
         if in_memory:
             self._held = file
         else:
-            save_array(self._work / DEGREES, file.degrees)
+            save_array(self.path(DEGREES), file.degrees)
             file.close()
 
     @property
@@ -116,11 +122,11 @@ class GraphStages:
         file = self._held or self._reopened()
         share = self._share - file.held_bytes
         found = partition_nodes(
-            file, classes, settings, self._options.seed, share, self._work, self._progress
+            file, classes, settings, self._options.seed, share, self.folder, self.progress
         )
         if file is not self._held:
             file.close()
-        save_array(self._work / PARTITION, found.partition)
+        save_array(self.path(PARTITION), found.partition)
         return found.report
 
     def order(self) -> list[int]:
@@ -132,7 +138,7 @@ class GraphStages:
         if options.order == "bfs" or (options.order == "degree" and options.needs_columns):
             file = self._held or self._reopened()
             if options.order == "bfs":
-                order = breadth_first(file, self._share - file.held_bytes, self._progress)
+                order = breadth_first(file, self._share - file.held_bytes, self.progress)
             else:
                 order = by_degree(file.degrees)
             if file is not self._held:
@@ -144,10 +150,10 @@ class GraphStages:
         bounds = np.array([0, *(t.stop for t in contents.types)], np.int64)
         partition, num_partitions = None, 1
         if options.partition is not None:
-            partition = load_array(self._work / PARTITION, np.uint32)
+            partition = load_array(self.path(PARTITION), np.uint32)
             num_partitions = options.partition.num_partitions
         self._nodes, starts = group_nodes(order, bounds, partition, num_partitions)
-        save_array(self._work / RANK, self._nodes.rank)
+        save_array(self.path(RANK), self._nodes.rank)
         found: list[int] = starts.tolist()
         return found
 
@@ -155,7 +161,7 @@ class GraphStages:
     def nodes(self) -> NodeOrder | None:
         """Their order, also one that an earlier run has found; None: they keep their numbers."""
         if self._nodes is None and self._options.renames:
-            self._nodes = NodeOrder.from_rank(load_array(self._work / RANK, np.uint32))
+            self._nodes = NodeOrder.from_rank(load_array(self.path(RANK), np.uint32))
         return self._nodes
 
     def forget_order(self) -> None:
@@ -168,21 +174,21 @@ class GraphStages:
         """
         relation, nodes = self._contents.relations[number], self.nodes
         widths, dst = relation.widths, relation.dst
-        on_disk = (self._work / COLUMNS).exists() and self._contents.reads_columns
+        on_disk = (self.path(COLUMNS)).exists() and self._contents.reads_columns
         if self._held is not None and nodes is not None and self._can_gather(relation):
             yield from self._gathered(self._held, nodes, widths, share - self._held.held_bytes)
             return
         self.release_columns()
-        rank = None if nodes is None else SavedArray(self._work / RANK, np.uint32, nodes.rank)
+        rank = None if nodes is None else SavedArray(self.path(RANK), np.uint32, nodes.rank)
         if nodes is not None and rank is not None and on_disk:
-            degrees = SavedArray(self._work / DEGREES, np.uint32)
+            degrees = SavedArray(self.path(DEGREES), np.uint32)
             counts = np.empty(dst.num_nodes, np.uint32)
             take_counts(degrees.values, nodes.order[dst.first : dst.stop], 0, counts)
             num_edges = int(counts.sum(dtype=np.int64))
-            columns = ColumnReader(self._work / COLUMNS, degrees, rank, dst.first, num_edges)
+            columns = ColumnReader(self.path(COLUMNS), degrees, rank, dst.first, num_edges)
             yield from self._sorted([columns], counts, widths, False, share)
             return
-        counts = load_array(self._work / counts_file(number), np.uint32)
+        counts = load_array(self.path(counts_file(number)), np.uint32)
         if nodes is not None:
             moved = np.empty(counts.size, np.uint32)
             take_counts(counts, nodes.order[dst.first : dst.stop], dst.first, moved)
@@ -202,14 +208,14 @@ class GraphStages:
         return len(self._contents.relations) == 1 and (with_ids or not relation.widths.edge)
 
     def _reopened(self) -> ColumnFile:
-        degrees = load_array(self._work / DEGREES, np.uint32)
-        return ColumnFile.reopen(self._work / COLUMNS, degrees)
+        degrees = load_array(self.path(DEGREES), np.uint32)
+        return ColumnFile.reopen(self.path(COLUMNS), degrees)
 
     def _union_counts(self) -> NDArray[np.uint32]:
         """Edges into each node, of all relations."""
         total = np.zeros(self._contents.num_nodes, np.uint32)
         for number, r in enumerate(self._contents.relations):
-            counts = load_array(self._work / counts_file(number), np.uint32)
+            counts = load_array(self.path(counts_file(number)), np.uint32)
             total[r.dst.first : r.dst.stop] += counts
         return total
 
@@ -233,9 +239,9 @@ class GraphStages:
     def _count(self, relation: RelationContents) -> NDArray[np.uint32]:
         r, source = relation, self._job.source
         how = r.undirected, r.keep_loops, self._share
-        if self._executor is None or not source.divides(r.source):
-            return count_edges(source, r.source, *how, self._progress)
-        with task_folder(self._executor, self._work, self._progress) as folder:
+        if self.executor is None or not source.divides(r.source):
+            return count_edges(source, r.source, *how, self.progress)
+        with task_folder(self.executor, self.folder, self.progress) as folder:
             return spread_counts(source, r.source, *how, folder)
 
     def _sorted(
@@ -247,15 +253,15 @@ class GraphStages:
         share: int,
     ) -> Generator[WholeColumns]:
         """All columns in order; by tasks, where there is an executor."""
-        if self._executor is None:
-            records = (edges for r in readers for edges in r.read(share // 4, self._progress))
+        if self.executor is None:
+            records = (edges for r in readers for edges in r.read(share // 4, self.progress))
             yield from sorted_columns(
-                records, counts, widths, drop_equal, share, self._work, self._progress
+                records, counts, widths, drop_equal, share, self.folder, self.progress
             )
             return
-        with task_folder(self._executor, self._work, self._progress) as folder:
+        with task_folder(self.executor, self.folder, self.progress) as folder:
             yield from spread_columns(
-                readers, counts, widths, drop_equal, share, folder, self._progress
+                readers, counts, widths, drop_equal, share, folder, self.progress
             )
 
     def _gathered(
@@ -272,7 +278,7 @@ class GraphStages:
         edge_ids = file.edge_ids if widths.edge else file.edge_ids[:0]
         held = HeldColumns(file.starts, file.degrees, file.sources, edge_ids)
         bits = WordBits(widths.node_bits, widths.edge_bits, widths.column_bits)
-        with self._progress.stage("rename columns", file.num_edges, "edges") as stage:
+        with self.progress.stage("rename columns", file.num_edges, "edges") as stage:
             for b, size in enumerate(sizes.tolist()):
                 low, high = int(bounds[b]), int(bounds[b + 1])
                 starts = np.empty(widths.num_groups(high - low) + 1, np.int64)
@@ -280,22 +286,6 @@ class GraphStages:
                 gather_columns(order[low:high], held, nodes.rank, bits, starts, values)
                 yield sorter.from_values(values, starts, low, high - low)
                 stage.advance(size)
-
-
-class IngestRun(PipelineRun):
-    """The store that is written, and the graph between its stages."""
-
-    def __init__(
-        self,
-        job: IngestJob,
-        work: WorkFolder,
-        progress: Progress,
-        writer: StoreWriter,
-        executor: Executor | None = None,
-    ) -> None:
-        super().__init__(work, progress, writer)
-        self.writer, self.executor = writer, executor
-        self.graph = GraphStages(job, work.path, progress, executor)
 
 
 IngestStage = Stage[IngestRun]

@@ -152,7 +152,7 @@ def _hops(
     Raises BadInput: there cannot be any; the store appears without.
     """
     assert options.hops is not None
-    run.graph.forget_order()
+    run.forget_order()
     held = _held_manifest(run.result)
     if held is not None and any(t.hops for t in held.types):
         with StoreExtender(run.result):  # removes what that run has left
@@ -250,7 +250,7 @@ class IngestStages:
         cost = Cost(self.job.source_bytes, sum(counts.values()), 0, work)
         return [
             IngestStage(CHECK, Cost(self._checked_bytes()), self._check, bits),
-            IngestStage(COUNT, cost, lambda run: {"longest": run.graph.count()}, counts),
+            IngestStage(COUNT, cost, lambda run: {"longest": run.count()}, counts),
         ]
 
     def decide(self, run: IngestRun) -> None:
@@ -261,7 +261,7 @@ class IngestStages:
         job, longest = self.job, run.facts(COUNT)["longest"]
         check_longest(job, longest)
         if job.options.needs_columns:
-            fit = run.work.find(ORDER) is not None or run.graph.fits(longest)
+            fit = run.work.find(ORDER) is not None or run.fits(longest)
             self.job = replace(job, columns_fit=fit and run.work.find(COLUMNS_STAGE) is None)
 
     def _checked_bytes(self) -> int:
@@ -329,21 +329,21 @@ class IngestStages:
         return Cost(read, written, passing, work)
 
     def _columns(self, run: IngestRun) -> None:
-        run.graph.columns(in_memory=False)
+        run.columns(in_memory=False)
 
     def _hold_columns(self, run: IngestRun) -> None:
         """Sort them, if they stay in memory and are not there."""
-        if self.job.options.needs_columns and self.job.columns_fit and not run.graph.holds_columns:
-            run.graph.columns(in_memory=True)
+        if self.job.options.needs_columns and self.job.columns_fit and not run.holds_columns:
+            run.columns(in_memory=True)
 
     def _find_partition(self, run: IngestRun) -> Facts:
         self._hold_columns(run)
-        report = run.graph.partition(self._classes(run))
+        report = run.partition(self._classes(run))
         return {_PARTITIONING: msgspec.to_builtins(report)}
 
     def _order(self, run: IngestRun) -> Facts:
         self._hold_columns(run)
-        return {"starts": run.graph.order()}
+        return {"starts": run.order()}
 
     def _partitioning(self, run: IngestRun) -> Partitioning | None:
         if self.job.options.partition is None:

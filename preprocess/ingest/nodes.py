@@ -62,7 +62,7 @@ class TypeStages(RowStages):
         return IngestStage(f"ids of {t.name}", Cost(0, written), self._write_ids, arrays=arrays)
 
     def _write_ids(self, run: IngestRun) -> None:
-        t, nodes = self.type, run.graph.nodes
+        t, nodes = self.type, run.nodes
         order = nodes and nodes.order[t.first : t.stop]
         rank = nodes and nodes.rank[t.first : t.stop]
         write_ids(run, t.original_id, order, t.first, 0)
@@ -72,7 +72,7 @@ class TypeStages(RowStages):
         self, run: IngestRun, pieces: Iterator[NDArray[Any]], array: RowArray, emit: Emit
     ) -> None:
         """Bring rows of the type into the order of its nodes."""
-        t, nodes = self.type, run.graph.nodes
+        t, nodes = self.type, run.nodes
         rank = nodes and nodes.rank[t.first : t.stop]
         local = rank - np.uint32(t.first) if rank is not None and t.first else rank
         place_rows(pieces, array, local, self.job.share, run.folder, emit, run.progress)

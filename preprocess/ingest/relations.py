@@ -206,7 +206,7 @@ class RelationStages(RowStages):
             if self._sorts_ids:
                 ids = stack.enter_context(_new(run, _IDS, self._dtype(_IDS)))
             places = stack.enter_context(self._edge_places(run))
-            for c in run.graph.sorted_relation(self._number, self._sort_share()):
+            for c in run.sorted_relation(self._number, self._sort_share()):
                 degrees[c.first : c.first + c.degrees.size] = c.degrees
                 sources.append(c.sources)
                 assert c.edge_ids is not None
@@ -223,7 +223,7 @@ class RelationStages(RowStages):
             places = stack.enter_context(self._edge_places(run)) if relation.features else None
             graph = run.writer.graph(f"{relation.path}/blocks")
             packer = self._packer(graph.append)
-            for c in run.graph.sorted_relation(self._number, self._sort_share()):
+            for c in run.sorted_relation(self._number, self._sort_share()):
                 packer.append(c.degrees, c.sources, c.edge_ids)
                 if places is not None:
                     assert c.edge_ids is not None
@@ -270,7 +270,7 @@ class RelationStages(RowStages):
         num_blocks, first_edge = graph.close(), packer.first_edges()
         run.writer.side(f"{self._relation.path}/first_node", first_node)
         run.writer.side(f"{self._relation.path}/first_edge", first_edge)
-        run.graph.release_columns()
+        run.release_columns()
         return {"num_blocks": num_blocks, "num_edges": int(first_edge[-1])}
 
     def _sort_share(self) -> int:

@@ -182,7 +182,7 @@ class InfluenceStages:
     def _written(self, run: IngestRun) -> _Written:
         """Opened once; the order of nodes is not needed from then on."""
         if self._opened is None:
-            run.graph.forget_order()
+            run.forget_order()
             manifest = self._manifest(run)
             held = msgspec.structs.replace(manifest, files=run.writer.digests)
             store = Store(run.result, held)

@@ -140,7 +140,7 @@ class _StoredType(TypeStages):
         self._source = source
 
     def _write_ids(self, run: IngestRun) -> None:
-        t, nodes = self.type, run.graph.nodes
+        t, nodes = self.type, run.nodes
         stored = self._source.types[t.name]
         assert nodes is not None
         with run.writer.rows(t.original_id) as out:

@@ -12,7 +12,6 @@ edges leave each node as enter it the graph is taken for symmetric: in-edges tel
 and give the same partition.
 """
 
-import time
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -55,8 +54,6 @@ class Partitioned(NamedTuple):
     partition: NDArray[np.uint32]  # (num_nodes,)
     report: Partitioning
     pass_edges: int  # that a pass has read; 0: it was not streamed
-    pass_s: float  # mean of the passes
-    pass_cpu_s: float  # the same, of the processor that places nodes
 
 
 def partition_nodes(
@@ -88,7 +85,7 @@ def partition_nodes(
             partition %= np.uint32(k)  # sizes differ by one at most
         kept = count_kept(columns, partition, classes, share, progress)
         report = make_report(settings, classes, partition, kept, 0)
-        return Partitioned(partition, report, 0, 0.0, 0.0)
+        return Partitioned(partition, report, 0)
     tables = table_bytes(settings, classes.num_classes + 1)
     why = f"{classes.num_classes + 1} classes in each of {k:,} partitions"
     _check_room(4 * tables, share, why)
@@ -96,7 +93,7 @@ def partition_nodes(
         of_node = np.empty(num_nodes, np.uint16)
         take_counts(classes.of_node, visits.order, 0, of_node)
         ranked = NodeClasses(of_node, classes.num_classes)
-        partition, evaluations, *seconds = _place(visits.columns, ranked, settings, share, progress)
+        partition, evaluations = _place(visits.columns, ranked, settings, share, progress)
         found = np.empty(num_nodes, np.uint32)
         found[visits.order] = partition
         if visits.both_ways:
@@ -104,7 +101,7 @@ def partition_nodes(
         else:
             kept = count_kept(visits.columns, partition, ranked, share, progress)
         report = make_report(settings, ranked, partition, kept, evaluations)
-        return Partitioned(found, report, visits.columns.num_edges, *seconds)
+        return Partitioned(found, report, visits.columns.num_edges)
 
 
 def _check_room(need: int, share: int, why: str) -> None:
@@ -201,11 +198,8 @@ def _place(
     settings: PartitionOptions,
     share: int,
     progress: Progress,
-) -> tuple[NDArray[Any], int, float, float]:
-    """(partition of each node, scores worked out, seconds a pass, of the processor a pass).
-
-    Nodes are numbered by place of visit.
-    """
+) -> tuple[NDArray[Any], int]:
+    """(partition of each node, scores worked out); nodes are numbered by place of visit."""
     k = settings.num_partitions
     of_node, sizes = classes.of_node, classes.sizes
     if not settings.knows_classes:
@@ -217,7 +211,7 @@ def _place(
     partition = np.full(of_node.size, k, settings.dtype)
     adjacent = Adjacent(np.zeros(k + 1, np.uint32), np.zeros(k + 2, np.int64))
     linear = settings.method == "ldg"
-    evaluations, begun, begun_cpu = 0, time.perf_counter(), time.thread_time()
+    evaluations = 0
     no_edges = np.empty(0, np.uint32)  # ends a pass: nodes without edges are placed too
     for number in range(1, settings.passes + 1):
         node, skip, found = 0, 0, 0
@@ -230,5 +224,4 @@ def _place(
                 )  # fmt: skip
                 evaluations += int(evaluated)
         assert node == of_node.size
-    pass_s = (time.perf_counter() - begun) / settings.passes
-    return partition, evaluations, pass_s, (time.thread_time() - begun_cpu) / settings.passes
+    return partition, evaluations
