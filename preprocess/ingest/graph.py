@@ -18,7 +18,7 @@ from preprocess.kernels.edges import Ends
 from preprocess.kernels.levels import HeldColumns, WordBits, gather_columns, take_counts
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import PipelineRun, Stage
-from preprocess.pipeline.tasks import Executor, SavedArray, task_folder
+from preprocess.pipeline.tasks import Executor, SavedArray, TaskFolder
 from preprocess.pipeline.work import WorkFolder
 from preprocess.stages.classes import NodeClasses
 from preprocess.stages.columns import COLUMNS, DEGREES, ColumnFile
@@ -241,7 +241,7 @@ class IngestRun(PipelineRun):
         how = r.undirected, r.keep_loops, self._share
         if self.executor is None or not source.divides(r.source):
             return count_edges(source, r.source, *how, self.progress)
-        with task_folder(self.executor, self.folder, self.progress) as folder:
+        with TaskFolder(self.executor, self.folder, self.progress) as folder:
             return spread_counts(source, r.source, *how, folder)
 
     def _sorted(
@@ -259,7 +259,7 @@ class IngestRun(PipelineRun):
                 records, counts, widths, drop_equal, share, self.folder, self.progress
             )
             return
-        with task_folder(self.executor, self.folder, self.progress) as folder:
+        with TaskFolder(self.executor, self.folder, self.progress) as folder:
             yield from spread_columns(
                 readers, counts, widths, drop_equal, share, folder, self.progress
             )

@@ -15,7 +15,7 @@ from preprocess.ingest.contents import SPLITS, ArrayContent, row_disk_bytes, spl
 from preprocess.ingest.graph import RANK, IngestRun, IngestStage
 from preprocess.ingest.plan import CHECK, ORDER, IngestJob, looks_at_label, seeded_splits
 from preprocess.pipeline.stage import Cost, Facts
-from preprocess.pipeline.tasks import SavedArray, task_folder
+from preprocess.pipeline.tasks import SavedArray, TaskFolder
 from preprocess.stages.labels import (
     are_whole,
     label_dtype,
@@ -89,7 +89,7 @@ class TypeStages(RowStages):
             return False
         rank = SavedArray(run.path(RANK), np.uint32) if job.options.renames else None
         of = FeaturePlaces(job.source, rows.source, rows.array, job.options.allow_nan, rank, first)
-        with task_folder(run.executor, run.folder, run.progress) as folder:
+        with TaskFolder(run.executor, run.folder, run.progress) as folder:
             spread_rows(of, job.share, folder, run.writer, job.buffer)
         return True
 

@@ -9,14 +9,15 @@ the same bytes in the same place.
 import os
 import shutil
 import uuid
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from blockstore.closing import Closing
 from preprocess.files.array_file import load_array, save_array
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.renderings import Rendering
@@ -63,7 +64,7 @@ def run_task(task: Task) -> TaskResult:
     return TaskResult(value, took.result())
 
 
-class TaskFolder:
+class TaskFolder(Closing):
     """Tasks of a stage, and a folder for the files that they leave to each other."""
 
     def __init__(self, executor: Executor, work: Path, progress: Progress) -> None:
@@ -111,15 +112,8 @@ class TaskFolder:
     def workers(self) -> int:
         return self._executor.workers
 
-
-@contextmanager
-def task_folder(executor: Executor, work: Path, progress: Progress) -> Iterator[TaskFolder]:
-    """A folder of tasks, removed at the end."""
-    folder = TaskFolder(executor, work, progress)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder.path, ignore_errors=True)
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def cut_spans(count: int, each: int) -> list[range]:

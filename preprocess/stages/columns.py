@@ -4,11 +4,12 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.closing import Closing
 from preprocess.files.ahead import COPIES, Arrays, read_ahead
 from preprocess.files.array_file import ArrayFile
 from preprocess.kernels.edges import Records
@@ -20,11 +21,8 @@ COLUMNS, DEGREES = "columns", "degrees"  # temporary files
 _MIN_READ, _MOST_READ = 1 << 12, 1 << 20  # edges
 
 
-class ColumnFile:
-    """Degrees, sources and, in memory, edge ids of columns 0, 1, ...
-
-    A context manager that closes the file; removing it is the owner's.
-    """
+class ColumnFile(Closing):
+    """Degrees, sources and, in memory, edge ids of columns 0, 1, ...; a file is its owner's."""
 
     def __init__(
         self, path: Path | None, num_nodes: int, num_edges: int = 0, edge: str | None = None
@@ -84,12 +82,6 @@ class ColumnFile:
         else:
             with closing(read_ahead(self._file.pieces(first, first + count, step))) as ahead:
                 yield from ahead
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Forget what is in memory, close the file."""

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.closing import Closing
 from blockstore.errors import BudgetTooSmall
 from blockstore.format import Partitioning
 from blockstore.kernels.random import make_key, permute_range
@@ -112,12 +113,11 @@ def _check_room(need: int, share: int, why: str) -> None:
         )
 
 
-class Visits:
+class Visits(Closing):
     """Columns in the order in which nodes are visited, both ends by their places in it.
 
     With weights nodes are visited by these, the heaviest first, and sources of columns that are
     both ways are marked: twice their place, and 1 more where the edge leaves the column's node.
-    A context manager that removes the file.
     """
 
     def __init__(
@@ -167,10 +167,8 @@ class Visits:
         self.columns.finish()
         self.order = NodeOrder.from_rank(rank).order
 
-    def __enter__(self) -> "Visits":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Remove the file."""
         if self._path is not None:
             self.columns.close()
             remove_file(self._path)
