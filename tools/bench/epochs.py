@@ -158,7 +158,6 @@ class LoaderOptions(GraphOptions):
     workers: Annotated[tuple[int, ...], "of the daemon; 0: its own choice"] = (0,)
     pyg_workers: tuple[int, ...] = (0, 2, 4)
     mem: str = "4G"
-    cold: Annotated[bool, "empty the page cache before each round"] = False
     rounds: int = 5
 
     def tenth(self, seeds: int) -> int:
@@ -215,9 +214,7 @@ def loaders(given: LoaderOptions) -> Iterator[BenchPlan]:
         for w in map(str, given.workers)
     ]
     sides += [Side(f"PyG, {w} workers", open_pyg, (given, w)) for w in given.pyg_workers]
-    setting = {"cache": "cold" if given.cold else "warm", "pyg_sampler": pyg_sampler()}
-    forget = partial(drop_cache, graph, ours.store)
-    yield BenchPlan(sides, setting, before=forget if given.cold else None)
+    yield BenchPlan(sides, {"cache": "warm", "pyg_sampler": pyg_sampler()})
 
 
 @dataclass(frozen=True)

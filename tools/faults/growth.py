@@ -49,8 +49,7 @@ class Growth(NamedTuple):
     figure: str
     first: float  # median of the first tenth
     last: float  # median of the last tenth
-    per_hour: float
-    over_run: float  # what the slope makes of the whole run; like `per_hour` without loads of code
+    per_hour: float  # by the slope, without loads of code
     flat: bool
 
 
@@ -133,9 +132,7 @@ def growths(
         own = without_loads(times, code, values) if figure in _WITH_CODE else values
         rise = slope(at, own)
         flat = max(rise * span, np.median(own[-tenth:]) - np.median(own[:tenth])) <= most
-        found.append(
-            Growth(figure, float(first), float(last), rise * 3600, rise * span, bool(flat))
-        )
+        found.append(Growth(figure, float(first), float(last), rise * 3600, bool(flat)))
     return found
 
 

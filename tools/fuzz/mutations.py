@@ -71,10 +71,6 @@ class StoreDraft:
     def manifest(self) -> Any:
         return self.document["attributes"][MANIFEST_KEY]
 
-    @manifest.setter
-    def manifest(self, value: Any) -> None:
-        self.document["attributes"][MANIFEST_KEY] = value
-
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a store whose arrays have one shard each."""
