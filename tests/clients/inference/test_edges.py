@@ -122,13 +122,18 @@ def test_little_memory_gives_the_same_bytes(sparse, tmp_path, monkeypatch, kind)
 
 @pytest.mark.usefixtures("tight")
 @pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("room", [0, 3000 * 4 * 50])  # of one part; of what one relation gives
-def test_relations_have_sources_of_their_own(tmp_path, monkeypatch, kind, room):
+@pytest.mark.parametrize(
+    ("room", "most"),  # for one part, or for what one relation gives; edges of a node
+    [(0, 3), (0, 1), (3000 * 4 * 50, 3)],
+)
+def test_relations_have_ends_of_their_own(tmp_path, monkeypatch, kind, room, most):
     monkeypatch.setattr(plan, "BUFFER_BYTES", 4 << 10)
     rng = np.random.default_rng(5)
-    nodes = {"a": 300, "b": 3000, "c": 2000}  # 4 edges a node on average: many b give nothing to a
-    graph = random_hetero(rng, nodes, RELATIONS, 3, {"a": 7, "b": 3}, "b")
+    nodes = {"a": 300, "b": 3000, "c": 2000}  # many b give nothing to a
+    graph = random_hetero(rng, nodes, RELATIONS, most, {"a": 7, "b": 3}, "b")
     write_hetero_store(tmp_path / "store", graph)
+    received = find_connected(open_store(tmp_path / "store")).receives
+    assert (received["b"].num_rows < 3000) == (most == 1)  # of three relations
     torch.manual_seed(1)
     widths = {"a": 7, "b": 3, "c": 0}
     model = RelationalModel(LAYERS[kind], widths, list(graph.relations), 48, 4).eval()
