@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -130,7 +131,9 @@ def generate(folder: Path, recipe: GraphRecipe, progress: Progress) -> None:
     ):
         run = _Generation(work, progress, recipe, pool)
         run.execute(stages)
-        run.appear(folder)  # also onto an empty folder
+        with suppress(OSError):  # one that is not empty any more is refused below
+            folder.rmdir()
+        run.appear(folder)
 
 
 def _stages(recipe: GraphRecipe) -> list[Stage[_Generation]]:
