@@ -38,7 +38,7 @@ def find_ends(view, entries, blocks, first_edge, src, dst, index, times):
             at = first_above(view.words, offsets, offsets + num_nodes, k)
             dst[i] = np.int64(view.first_node[block]) + at - 1 - offsets
         if view.edge_bytes:
-            index[i] = view.edge_ids[edge_at + k]
+            index[i] = np.int64(view.edge_ids[edge_at + k])
         if times.size:
             times[i] = view.longs[time_at + k]
 
