@@ -2,10 +2,10 @@
 
 import shutil
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -63,15 +63,19 @@ app = command_group(
 )  # fmt: skip
 
 
-@contextmanager
-def _last_event(is_event: bool) -> Iterator[None]:
-    """An error is the last event too, if events are what is printed."""
-    try:
-        yield
-    except StoreCommands.expected as error:
-        if is_event:
-            error_event(StoreCommands.line(error))
-        raise
+def _last_event(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, of which an error is the last event too, if events are what it prints."""
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        try:
+            command(**given)
+        except StoreCommands.expected as error:
+            if given["json"]:
+                error_event(StoreCommands.line(error))
+            raise
+
+    return run
 
 
 @app.command(cls=flags.Panels)
@@ -82,6 +86,7 @@ def generate(folder: Path, graph: GraphRecipe) -> None:
 
 
 @app.command(cls=flags.Panels)
+@_last_event
 @flags.grouped
 def ingest(
     source: Path,
@@ -100,23 +105,22 @@ def ingest(
     each edge and drops duplicates; an added edge has id E + original, of duplicates the smallest
     id stays.
     """
-    with _last_event(show.json):
-        options = IngestOptions(
-            **of_source.options(), **vars(of_store), mem_bytes=resources.mem_bytes,
-            partition=in_parts if in_parts.num_partitions else None,
-            influence=copied.influence(), hops=propagated.asked(of_store.seed),
-        )  # fmt: skip
-        url = parse_url(str(store))
-        local = place_for(url, resources.work) if url else store
-        if show.dry_run:
-            run_dry(source, local, options, of_source, show.json, bool(resources.ray))
-            return
-        run_ingest(source, local, options, of_source, show, resources)
-        if url:
-            said = run_push(local, url, WAIT_S)
-            if not show.json:
-                typer.echo(said)
-            shutil.rmtree(local)
+    options = IngestOptions(
+        **of_source.options(), **vars(of_store), mem_bytes=resources.mem_bytes,
+        partition=in_parts if in_parts.num_partitions else None,
+        influence=copied.influence(), hops=propagated.asked(of_store.seed),
+    )  # fmt: skip
+    url = parse_url(str(store))
+    local = place_for(url, resources.work) if url else store
+    if show.dry_run:
+        run_dry(source, local, options, of_source, show.json, bool(resources.ray))
+        return
+    run_ingest(source, local, options, of_source, show, resources)
+    if url:
+        said = run_push(local, url, WAIT_S)
+        if not show.json:
+            typer.echo(said)
+        shutil.rmtree(local)
 
 
 @app.command()
@@ -182,6 +186,7 @@ def hops(store: Path, propagated: HopsRequest, resources: flags.IngestResources)
 
 
 @app.command(cls=flags.Panels)
+@_last_event
 @flags.grouped
 def pack(
     store: Path,
@@ -195,8 +200,7 @@ def pack(
     Sessions of the same parameters find the pack beside the store, and read it in order: the same
     batches, with little memory.  Other epochs and other sessions are served as ever.
     """
-    with _last_event(show.json):
-        run_pack(store, of_epochs, sampling, show, resources)
+    run_pack(store, of_epochs, sampling, show, resources)
 
 
 @app.command(cls=flags.Panels)

@@ -235,6 +235,23 @@ def test_a_column_over_many_blocks(dataset, tmp_path: Path):
     assert np.array_equal(edges, np.load(source / "edge_index.npy"))
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ingest", "--mem", "2X"), ("ingest", "--block-size", "1Q"),
+        ("ingest", "--split", "most,rest"), ("pack", "--hot", "lots"),
+    ],
+)  # fmt: skip
+def test_an_option_that_cannot_be_read_is_the_last_event(words: tuple[str, ...], tmp_path: Path):
+    command, *options = words
+    targets = [tmp_path / "graph", tmp_path / "store"][: 2 if command == "ingest" else 1]
+    result = run(command, *targets, "--json", *options)
+    assert result.exit_code == 2
+    last = json.loads(result.stdout.splitlines()[-1])
+    assert last["event"] == "error"
+    assert repr(options[1]) in last["message"]
+
+
 def test_nobody_reading_events_stops_nothing(small_graph: Path, tmp_path: Path):
     command = [sys.executable, "-m", "preprocess", "ingest", str(small_graph), str(tmp_path / "s")]
     with subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True) as process:
