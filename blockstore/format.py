@@ -441,12 +441,9 @@ def columns_of(relation: Relation) -> list[Relation | HaloColumns]:
 def blocked_arrays(manifest: Manifest) -> list[tuple[str, BlockGeometry, int]]:
     """(path, geometry, dimensions) of every array of blocks of a store.  Raises CorruptBlock."""
     size = manifest.block_bytes
-    found: list[tuple[str, BlockGeometry, int]] = []
-    for columns in manifest.graphs():
-        found.append((columns.path, graph_geometry(columns.num_blocks, size), 2))
-    for array in manifest.row_arrays():
-        found.append((array.path, row_geometry(array, size), 1 + len(array.row_shape)))
-    return found
+    graphs = [(c.path, graph_geometry(c.num_blocks, size), 2) for c in manifest.graphs()]
+    rows = [(a.path, row_geometry(a, size), 1 + len(a.row_shape)) for a in manifest.row_arrays()]
+    return [*graphs, *rows]
 
 
 def side_arrays(manifest: Manifest) -> list[tuple[str, str, int]]:
@@ -461,10 +458,8 @@ def side_arrays(manifest: Manifest) -> list[tuple[str, str, int]]:
             sides.append((path, "uint64", count + 1))
         if node_type.halo:
             sides.append((node_type.halo.offsets_path, "uint64", node_type.num_partitions + 2))
-    for array in manifest.row_arrays():
-        if array.scale_path:
-            sides.append((array.scale_path, "float32", array.row_items))
-    return sides
+    scaled = [array for array in manifest.row_arrays() if array.scale_path]
+    return [*sides, *((array.scale_path, "float32", array.row_items) for array in scaled)]
 
 
 def array_paths(manifest: Manifest) -> set[str]:

@@ -75,7 +75,7 @@ class Connected(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """In memory."""
+        """That all of them take in memory; what two relations share counts once."""
         held = [n.places for n in (*self.receives.values(), *self.gives.values())]
         return sum({id(p): p.nbytes for p in held if p is not None}.values())
 

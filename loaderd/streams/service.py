@@ -346,13 +346,13 @@ class StragglerWatch:
                 for stream in self._registry.streams
                 if not self._closed
                 and stream.hungry
-                and (stream.blocked or stream.early or stream.slowest() is not None)
+                and (_is_blocked(stream) or stream.early or _slowest(stream) is not None)
             ]
 
     def _look(self, stream: Stream, since: dict[Stream, tuple[int, float]]) -> None:
         """Part those who hold a stream up from those who wait, if it has waited long enough."""
         with self._registry.lock:
-            here = stream in self._registry.streams and stream.hungry and stream.is_held_up
+            here = stream in self._registry.streams and stream.hungry and _is_held_up(stream)
             if not here:
                 since.pop(stream, None)
                 return
@@ -370,7 +370,7 @@ class StragglerWatch:
                 return
             if now - begun < wait_s:
                 return
-            hungry, slowest = stream.hungry, stream.slowest()
+            hungry, slowest = stream.hungry, _slowest(stream)
             if slowest is not None and slowest not in hungry:
                 self._registry.leave(slowest, stream)
                 return
@@ -381,3 +381,28 @@ class StragglerWatch:
                 self._registry.move(cursor, None)
                 cursor.avoids = stream
                 self._opener.want(cursor)
+
+
+def _is_held_up(stream: Stream) -> bool:
+    """Whether those who have nothing get nothing before others release what they hold."""
+    return stream.session.waits() or (bool(stream.waiting) and all(c.held for c in stream.live))
+
+
+def _is_blocked(stream: Stream) -> bool:
+    """Whether some who want nothing of it now still hold what they were sent."""
+    return stream.leased > sum(b.stream is stream for c in stream.live for b in c.held.values())
+
+
+def _slowest(stream: Stream) -> Cursor | None:
+    """Who is furthest behind; None: nobody is behind another one."""
+
+    def place(c: Cursor) -> tuple[int, int]:
+        if c.place is None:
+            return (stream.run + 1, 0) if c.active else (-1, -1)
+        return c.place.run, c.place.next - c.place.stride * len(c.held)
+
+    wanting = [c for c in stream.cursors.values() if c.place or c.expected or c.active]
+    if len(wanting) < 2:
+        return None
+    found = min(wanting, key=place)
+    return found if place(found) < max(map(place, wanting)) else None

@@ -342,30 +342,6 @@ class Stream:
         return self.world > 1 and self._goes_on and others and cursor.epoch > self.epoch
 
     @property
-    def is_held_up(self) -> bool:
-        """Whether those who have nothing get nothing before others release what they hold."""
-        return self.session.waits() or (bool(self.waiting) and all(c.held for c in self.live))
-
-    def slowest(self) -> Cursor | None:
-        """Who is furthest behind; None: nobody is behind another one."""
-
-        def place(c: Cursor) -> tuple[int, int]:
-            if c.place is None:
-                return (self.run + 1, 0) if c.active else (-1, -1)
-            return c.place.run, c.place.next - c.place.stride * len(c.held)
-
-        wanting = [c for c in self.cursors.values() if c.place or c.expected or c.active]
-        if len(wanting) < 2:
-            return None
-        found = min(wanting, key=place)
-        return found if place(found) < max(map(place, wanting)) else None
-
-    @property
-    def blocked(self) -> bool:
-        """Whether some who want nothing of it now still hold what they were sent."""
-        return self.leased > sum(b.stream is self for c in self.live for b in c.held.values())
-
-    @property
     def early(self) -> list[RingBatch]:
         """Batches that nobody holds, later than the first one that somebody has nothing without."""
         waiting = [

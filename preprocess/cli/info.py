@@ -84,7 +84,6 @@ def info_text(store: Store) -> str:
 
 
 def split_text(rows: RowArray) -> str:
-    """Of edges."""
     return f"{rows.num_rows:,} edges, as {'pairs of nodes' if rows.row_shape else 'positions'}"
 
 

@@ -44,7 +44,7 @@ class BlocksWriter:
     """Blocks of a row array, in any order, by any number of threads."""
 
     def __init__(self, writer: StoreWriter, array: RowArray) -> None:
-        """Raises OutOfSpace."""
+        """Its files are made here.  Raises OutOfSpace."""
         self._writer, self._array = writer, array
         self.geometry = g = row_geometry(array, writer.block_bytes)
         writer.begin_parts(array)

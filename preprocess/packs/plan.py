@@ -80,7 +80,7 @@ class PackJob:
 
     @classmethod
     def of(cls, store: Store, options: PackOptions) -> "PackJob":
-        """Raises Refused, BudgetTooSmall."""
+        """What options come to for a store.  Raises Refused, BudgetTooSmall."""
         store.check_whole("blockstore pack")
         check_attach(options.request)
         manifest = store.manifest

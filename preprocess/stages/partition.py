@@ -168,7 +168,7 @@ class Visits(Closing):
         self.order = NodeOrder.from_rank(rank).order
 
     def close(self) -> None:
-        """Remove the file."""
+        """Remove the file of the order, if there is one."""
         if self._path is not None:
             self.columns.close()
             remove_file(self._path)

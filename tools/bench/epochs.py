@@ -87,7 +87,7 @@ def take(
 
 
 def batch_bytes(batch: Any) -> int:
-    """Of its tensors."""
+    """Of its tensors that lie in memory of its own."""
     tensors = (getattr(batch, name, None) for name in ("x", "y", "edge_index", "n_id", "input_id"))
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
