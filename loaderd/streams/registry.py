@@ -197,6 +197,13 @@ class StreamRegistry:
         By one that has, or soon builds, what it wants; else by one where nobody wants more; a rank
         that is ahead of the others of its job by one where they soon want no more.
         """
+        old = cursor.stream
+        found = self._place(cursor)
+        if found and old is not None and old is not cursor.stream:
+            self._place_waiting(old)  # only now: they might begin where this one was to
+        return found
+
+    def _place(self, cursor: Cursor) -> bool:
         for stream in self._near(cursor):
             if stream.can_join(cursor):
                 self.move(cursor, stream)
@@ -266,7 +273,8 @@ class StreamRegistry:
         if old is not None:
             old.send()
             self.tidy(old)
-            self._place_waiting(old)
+            if stream is None:
+                self._place_waiting(old)
 
     def leave(self, cursor: Cursor, stream: Stream) -> None:
         """A session falls behind.  One that has begun gets a stream when it is heard of again."""
@@ -289,12 +297,14 @@ class StreamRegistry:
 
     def give_back(self, cursor: Cursor) -> None:
         """A session wants and holds nothing any more; it stays at its stream."""
+        cursor.active = False
         if cursor.stream is not None:
             cursor.stream.stop(cursor)
         for batch in list(cursor.held.values()):
             batch.stream.give_back(cursor, batch)
             if batch.stream is not cursor.stream:
                 self.tidy(batch.stream)
+                self._place_waiting(batch.stream)
 
     def send(self, cursor: Cursor, message: Out) -> None:
         if isinstance(message, BatchReady):

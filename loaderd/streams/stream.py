@@ -276,7 +276,8 @@ class Stream:
         self.epoch, stride = cursor.epoch, cursor.stride
         self.first = self.front = cursor.step // self.world * self.world
         for other in self.cursors.values():
-            other.expected = self._position(self.first + other.rank, stride)
+            if other not in self.waiting:
+                other.expected = self._position(self.first + other.rank, stride)
         cursor.place, cursor.expected = self._position(cursor.step, stride), None
         self._settle(cursor)
         # last, as the session asks for the next batch when one has gone: what cursors were expected
@@ -378,6 +379,8 @@ class Stream:
             return
         for cursor in self.live:
             self._send(cursor)
+        for cursor in self.waiting if self.error is not None else []:
+            self._fail(cursor)  # those that it waits for may not move again
         if self.hungry:
             self._starved.set()
 
@@ -412,9 +415,13 @@ class Stream:
             for piece in batch.pieces:
                 self._send_to(cursor, numbered(piece, cursor.number, cursor.run, self.world))
         if cursor.place is not None and self.error is not None and self._ready(cursor) is None:
-            self.drop(cursor)
-            cursor.active = False
-            self._send_to(cursor, numbered(self.error, cursor.number, cursor.run, self.world))
+            self._fail(cursor)
+
+    def _fail(self, cursor: Cursor) -> None:
+        assert self.error is not None
+        self.drop(cursor)
+        cursor.active = False
+        self._send_to(cursor, numbered(self.error, cursor.number, cursor.run, self.world))
 
     def _is_ahead(self, cursor: Cursor) -> bool:
         """Whether one of its job may still come for less than this one wants next.

@@ -383,6 +383,31 @@ def test_an_error_comes_after_what_was_built_and_the_next_run_begins_from_scratc
     assert parts.build() == [0]
 
 
+def test_a_rank_that_waits_for_the_next_epoch_is_told_of_an_error():
+    """Those that it waits for may do nothing any more after it."""
+    parts = Parts(6, 6, world=2)
+    slow, quick = parts.add(1), parts.add(2, rank=1)
+    assert parts.start(slow)
+    assert not parts.start(quick, epoch=1)
+    assert parts.stream.can_wait(quick)
+    parts.stream.drop(quick)
+    parts.stream.deliver(ErrorReply(error="BatchFailed", message="x", run=1, step=0))
+    assert [to for to, m in parts.sent if isinstance(m, ErrorReply)] == [1, 2]
+    assert not quick.active
+    assert parts.start(quick, epoch=1)
+
+
+def test_nothing_is_built_ahead_for_a_rank_that_waits_for_a_later_epoch():
+    parts = Parts(6, 6, world=2)
+    slow, quick = parts.add(1), parts.add(2, rank=1)
+    assert parts.start(slow)
+    assert not parts.start(quick, epoch=2)
+    parts.stream.drop(quick)
+    assert parts.start(slow, epoch=1)
+    assert quick.expected is None
+    assert parts.build(2) == [0, 2]
+
+
 class Model(RuleBasedStateMachine):
     """A stream of batches, whole or in two parts, and up to three sessions at places of their own.
 
