@@ -8,6 +8,7 @@ A stream may serve every rank of a job, and the workers of a DataLoader.  What i
 positions, `step * world + rank`: a cursor goes from one position of its rank to the next.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -215,11 +216,20 @@ class Stream:
         is_free = not all(all(b.left) for b in found)  # a row group of one
         if is_free or cursor.step > self.front + depth * place.stride:
             return False
-        if self.world > 1:
-            return True  # no other rank had what it lacks: it is built for the first time
+        if self.world > 1 and not self._is_shared(cursor):
+            return True  # nobody had what it lacks: it is built for the first time
         missing = len(range(cursor.step, self.front, place.stride)) - len(found)
-        begun = sum(not b.pieces for b in self._ring.values())
+        begun = 0 if self.world > 1 else sum(not b.pieces for b in self._ring.values())
         return missing <= 0 or (missing <= AGAIN * depth and begun <= depth)
+
+    def _is_shared(self, cursor: Cursor) -> bool:
+        """Whether another job reads it: some session wants batches that this one wants.
+
+        Workers of a loader share none: they take the steps of a rank in turn.
+        """
+        stride = cursor.stride * self.world
+        others = (c.place for c in self.live if c is not cursor)
+        return any((p.next - cursor.step) % math.gcd(p.stride, stride) == 0 for p in others if p)
 
     @property
     def _goes_on(self) -> bool:
@@ -340,7 +350,8 @@ class Stream:
     def can_wait(self, cursor: Cursor) -> bool:
         """Whether a rank had better wait for its turn here than take memory for another stream."""
         others = bool(self.leased) or any(c is not cursor for c in self.live)
-        return self.world > 1 and self._goes_on and others and cursor.epoch > self.epoch
+        due = self.world > 1 and self._goes_on and others and cursor.epoch > self.epoch
+        return due and not self._is_shared(cursor)
 
     @property
     def early(self) -> list[RingBatch]:

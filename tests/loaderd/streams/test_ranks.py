@@ -102,6 +102,28 @@ def test_a_rank_that_comes_late_joins_the_others(store, behind):
     serving.close()
 
 
+@pytest.mark.parametrize(("epoch", "behind"), [(0, 25), (1, 2)])
+def test_another_job_does_not_hold_up_the_first_nor_wait_for_it(store, epoch, behind):
+    """Of equal parameters: it comes late, or goes on in a later epoch; both go on at their pace."""
+    serving = Serving(store, ROOM)
+    first = [attach(serving, rank, "minibatch") for rank in range(WORLD)]
+    for trainer in first:
+        trainer.start(0)
+    for step in range(behind):
+        for trainer in first:
+            trainer.consume(step)
+    other = attach(serving, 0, "minibatch")
+    other.start(epoch)
+    assert other.take(0, wait_s=5) is not None
+    assert streams_of(serving) == 2
+    for step in range(behind, steps_of(serving)):
+        for trainer in first:
+            trainer.consume(step)
+    for trainer in (*first, other):
+        trainer.detach()
+    serving.close()
+
+
 @pytest.mark.parametrize("mem", [ROOM, TIGHT])
 @pytest.mark.parametrize("plan", ["minibatch", "hyperbatch"])
 def test_a_rank_waits_for_the_others_before_it_begins_the_next_epoch(store, plan, mem):
