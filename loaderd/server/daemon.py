@@ -149,7 +149,10 @@ class Daemon:
         async def ask() -> StatusReply:
             return self._status(0)
 
-        return asyncio.run_coroutine_threadsafe(ask(), self._loop).result(ANSWER_S)
+        try:
+            return asyncio.run_coroutine_threadsafe(ask(), self._loop).result(ANSWER_S)
+        except CancelledError as error:  # the loop has ended meanwhile
+            raise RuntimeError("the daemon has ended") from error
 
     def _drain_engine(self, idle: asyncio.Event) -> None:
         """In a thread of its own, which nobody joins: a worker may hang in a read."""
