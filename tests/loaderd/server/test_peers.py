@@ -69,8 +69,8 @@ class Asking:
 
 def test_rows_are_those_of_the_store(parts: list[Path], served: str):
     peer, rng = Asking(parts[1], served), np.random.default_rng(0)
-    own = open_store(parts[0])
-    rows = read_rows(own, own.manifest.types[0].features["x"], 0, 320)
+    whole = open_store(parts[0].parent.parent / "whole")
+    rows = read_rows(whole, whole.manifest.types[0].features["x"])
     for size in (1, 5, 100, 320):
         ids = np.sort(rng.choice(320, size, replace=False))
         frames = peer.answer(peer.wanted(ids.tolist()))

@@ -13,7 +13,7 @@ from loaderd.sampling.rows import ServedFiles
 
 IDS = RowArray("ids", "uint32", 1_000_000)
 NODES = NodeType(name="node", first=0, num_nodes=1_000_000, original_id=IDS, store_id=IDS)
-NEED = SessionNeed(9, 9 << 20, 1, 2, 4, 6, 50, 2)
+NEED = SessionNeed(9, 1, 2, 4, 6, 50, 2)
 SERVED = [ServedRows("x", NODES, RowArray("x", "float32", 1_000_000, (16,)), 0)]
 FILES = ServedFiles(SERVED, None, 0, None, 1 << 20, 1 << 20, "uint32")  # type: ignore[arg-type]
 
