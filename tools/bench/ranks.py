@@ -59,6 +59,8 @@ class SplitOptions(RankOptions):
     trainers: int = 4
     batch_size: Annotated[int, "of a trainer"] = 1000
     steps: int = 20
+    epochs: Annotated[int, "whole ones, in place of steps"] = 0
+    think_ms: Annotated[float, "that the last rank takes for each batch"] = 0.0
     hidden: Annotated[int, "width of the layers, of whose rows the exchanges are computed"] = 256
 
 
@@ -82,11 +84,13 @@ class PlacementOptions(RankOptions):
     ] = 0.1
 
 
-def read_rank(data: Any, steps: int | None, hidden: int) -> Counter[str]:
+def read_rank(data: Any, steps: int | None, hidden: int, think_s: float = 0.0) -> Counter[str]:
     """All of an epoch, or so many of its batches, by one rank.
 
     Rows of historical embeddings that it pulls; bytes that its peers send it in a step of a model
     with as many layers as hops.
+
+    think_s   seconds that it takes for each batch
     """
     found: Counter[str] = Counter()
     with closing(data.ahead()) as ahead:
@@ -94,6 +98,7 @@ def read_rank(data: Any, steps: int | None, hidden: int) -> Counter[str]:
             if read.batch is None:
                 continue
             large = read.batch
+            time.sleep(think_s)
             for step in data.hand_out(read, large):
                 found["steps"] += 1
                 found["seeds"] += step.batch_size
@@ -110,12 +115,17 @@ def read_rank(data: Any, steps: int | None, hidden: int) -> Counter[str]:
 
 
 def read_together(
-    opened: list[Any], steps: int | None, hidden: int
+    opened: list[Any], steps: int | None, hidden: int, epochs: int = 1, think_s: float = 0.0
 ) -> tuple[list[Counter[str]], float]:
-    """What each rank read, and the seconds of all."""
+    """What each rank read, and the seconds of all; `think_s`: of the last rank for each batch."""
     begun = time.perf_counter()
+
+    def read(data: Any) -> Counter[str]:
+        own_s = think_s if data is opened[-1] else 0.0
+        return sum((read_rank(data, steps, hidden, own_s) for _ in range(epochs)), Counter())
+
     with ThreadPoolExecutor(len(opened)) as pool:
-        found = list(pool.map(lambda data: read_rank(data, steps, hidden), opened))
+        found = list(pool.map(read, opened))
     return found, time.perf_counter() - begun
 
 
@@ -130,9 +140,12 @@ def run_trainers(given: SplitOptions, store: Path, name: str, world: int) -> Map
             own = {"owners": name, "owner": rank, "num_owners": world} if name else {}
             data = given.open(kind, endpoint, rank, world, batch_size=size, **own)
             opened.append(stack.enter_context(closing(data)))
-        found, seconds = read_together(opened, given.steps, given.hidden)
+        steps = None if given.epochs else given.steps
+        found, seconds = read_together(
+            opened, steps, given.hidden, given.epochs or 1, given.think_ms / 1e3
+        )
         read = counters(endpoint)["bytes_read"]
-    total, steps = sum(found, Counter()), given.steps
+    total, steps = sum(found, Counter()), found[0]["steps"]
     return {
         "rows": total["rows"] / steps, "most_rows": max(one["rows"] for one in found) / steps,
         "edges": total["edges"] / steps, "most_edges": max(one["edges"] for one in found) / steps,
