@@ -19,6 +19,7 @@ from loaderd.streams.stream import Cursor, Stream
 SETTLE_S = 1.0  # without a release, where batches usually take less than half of that
 FIRST_S = 10.0  # that a trainer may take for its first batch: it compiles, and warms up
 AGAIN_S = 0.25  # between two tries to open a stream there was no room for
+TURN = 64  # batches of a stream, before another one may have its memory
 _LOOK_S = 0.01  # between two looks at streams that are to end
 
 
@@ -277,7 +278,7 @@ class StreamOpener:
         ended = list[Stream]()
         with self.opening:
             with self._registry.lock:
-                streams = [s for s in group.streams if s.may_end][:1]
+                streams = [s for s in group.streams if _may_end(s)][:1]
                 for stream in streams:
                     stream.closing, stream.asked = True, stream.served
             self._drain(streams, ended.append)
@@ -300,3 +301,13 @@ class StreamOpener:
                     run=cursor.run, step=cursor.step // cursor.world,
                 ),
             )  # fmt: skip
+
+
+def _may_end(stream: Stream) -> bool:
+    """Whether another one of its kind may have its memory, as there is none for both.
+
+    Not if ranks read it: they may have to wait for the one that wants it, and release nothing.
+    """
+    unused = not stream.live and not stream.leased
+    served = not stream.job and stream.served - stream.asked >= TURN
+    return not stream.closing and (unused or served)

@@ -20,7 +20,6 @@ from loaderd.sessions.base import EngineSession, Out
 from loaderd.streams.pieces import CursorPosition, Piece, is_last, numbered
 
 AGAIN = 2  # times as many batches as can be leased are built again for one that comes late
-TURN = 64  # batches of a stream, before another one may have its memory
 
 
 @dataclass(slots=True, eq=False)
@@ -56,10 +55,8 @@ class Cursor:
     stride: int = 1  # between two steps
     active: bool = False  # its run has batches to come
     place: CursorPosition | None = None  # in its stream, of what it has asked for
-    # the same of a newer run, which it is expected to ask for
-    expected: CursorPosition | None = None
-    # by position: sent, and not yet released
-    held: dict[int, RingBatch] = field(default_factory=dict)
+    expected: CursorPosition | None = None  # of a newer run, which it will ask for
+    held: dict[int, RingBatch] = field(default_factory=dict)  # by position: sent, not released
     waits: bool = False  # for a stream that is to be opened
     avoids: "Stream | None" = None  # the one that had nothing for it, while another is opened
     batches: int = 0
@@ -350,8 +347,8 @@ class Stream:
     def can_wait(self, cursor: Cursor) -> bool:
         """Whether a rank had better wait for its turn here than take memory for another stream."""
         others = bool(self.leased) or any(c is not cursor for c in self.live)
-        due = self.world > 1 and self._goes_on and others and cursor.epoch > self.epoch
-        return due and not self._is_shared(cursor)
+        later = self.world > 1 and others and cursor.epoch > self.epoch
+        return later and self._goes_on and not self._is_shared(cursor)
 
     @property
     def early(self) -> list[RingBatch]:
@@ -372,16 +369,6 @@ class Stream:
             for cursor in list(self.cursors.values()):
                 self._forget(cursor, batch)
         self.session.wake()
-
-    @property
-    def may_end(self) -> bool:
-        """Whether another one of its kind may have its memory, as there is none for both.
-
-        Not if ranks read it: they may have to wait for the one that wants it, and release nothing.
-        """
-        unused = not self.live and not self.leased
-        served = not self.job and self.served - self.asked >= TURN
-        return not self.closing and (unused or served)
 
     # -- batches ----------------------------------------------------------------------------------
 

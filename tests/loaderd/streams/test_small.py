@@ -12,8 +12,7 @@ import pytest
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attach
 from loaderd.memory.slots import WAIT_S
-from loaderd.streams import service
-from loaderd.streams import stream as shared_stream
+from loaderd.streams import opener, service
 from loaderd.streams.opener import FIRST_S, SETTLE_S, DrainDeadline, allowed_s
 from loaderd.streams.registry import StreamKey, StreamRequest
 from loaderd.streams.stream import Stream
@@ -108,7 +107,7 @@ def consume_all(trainer: Trainer, steps: range, found: list[list[bytes]]) -> thr
 
 
 def test_positions_apart_take_turns_where_one_line_has_room(store: Path, monkeypatch):
-    monkeypatch.setattr(shared_stream, "TURN", 2)
+    monkeypatch.setattr(opener, "TURN", 2)
     expected = solo(store, TIGHT, "minibatch", 2, STEPS, **LARGE)[0][:STEPS]
     serving = Serving(store, TIGHT)
     one, two = serving.attach(**LARGE), serving.attach(**LARGE)
