@@ -272,7 +272,7 @@ def test_a_daemon_that_died_is_found_again(tmp_path):
 @pytest.mark.parametrize("window", [1, 2])
 def test_a_reconnect_asks_for_the_steps_that_were_not_consumed_and_releases_each(tmp_path, window):
     """Steps that nobody takes would hold a slot of the window until the run ends."""
-    taken = 4 - window  # what is asked for then may not arrive before the daemon has gone
+    taken = 4 - window  # with a window of 2, step 2 may or may not arrive before the daemon has gone
     with fake_daemon(tmp_path, die_at=3, window=window) as first:
         data = dataset(first, reconnect_s=60.0)
         steps = iter(data)
@@ -284,6 +284,7 @@ def test_a_reconnect_asks_for_the_steps_that_were_not_consumed_and_releases_each
         data.close()
         second.stop()
         (start,) = second.received(Start)
-        assert (start.epoch, start.step, start.stride) == (0, taken, 1)
+        assert (start.epoch, start.stride) == (0, 1)
+        assert taken <= start.step <= 3  # the first daemon goes away instead of step 3
         released = [message.step for message in second.received(Release)]
-        assert released == list(range(taken, 5))
+        assert released == list(range(start.step, 5))
