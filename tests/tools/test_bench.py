@@ -92,12 +92,23 @@ def test_rows_of_large_batches_come_once_and_shared_draws_are_sampled_once(folde
     given = ranks.LargeOptions(
         folder, nodes=3000, degree=8, features=16, mem="32M", fanouts=(5, 5), batch_size=50
     )
-    ways = {"one": ("", 1), "own": ("own", 4), "shared": ("shared", 4)}
+    ways = {"one": ("", 1), "own": ("own", 4), "shared": ("shared", 4), "cache": ("cache", 0)}
     found = {way: ranks.read_epoch(given, given.store(), *of) for way, of in ways.items()}
-    one, own, shared = found.values()
+    one, own, shared, cache = found.values()
     assert shared["rows"] < own["rows"] < one["rows"]
+    assert 0.5 * one["rows"] < cache["rows"] < 0.9 * one["rows"]  # a tenth of the nodes is there
+    assert cache["sampled"] == cache["edges"] == one["edges"]
     assert shared["sampled"] < own["sampled"] == one["sampled"] == one["edges"] == own["edges"]
     assert own["mb"] == pytest.approx(own["rows"] * one["mb"] / one["rows"])
+
+
+@pytest.mark.parametrize("draws", ["own", "shared"])
+def test_larger_batches_bring_fewer_rows_a_step(folder, draws):
+    given = ranks.LargeOptions(
+        folder, nodes=3000, degree=8, features=16, mem="32M", fanouts=(5, 5), batch_size=4
+    )
+    rows = [ranks.read_epoch(given, given.store(), draws, k)["rows"] for k in (1, 4, 16, 64)]
+    assert rows == sorted(set(rows), reverse=True)
 
 
 def test_partitions_bring_what_is_sampled_to_as_many_steps_of_every_rank(folder):
@@ -109,7 +120,7 @@ def test_partitions_bring_what_is_sampled_to_as_many_steps_of_every_rank(folder)
     command("preprocess", "repartition", str(given.store()), str(parts), "--partitions", "16")
     (plan,) = ranks.large(replace(given, stores=(parts,)))
     names = [f"{way}, {count} ranks" for count in (1, 2) for way in
-             ("one at a time, 1", "own, 4", "shared, 4", "partitions, 0")]  # fmt: skip
+             ("one at a time, 1", "cache, 0", "own, 4", "shared, 4", "partitions, 0")]  # fmt: skip
     assert [side.name for side in plan.sides] == names
     found = {s.name: s.work(*s.arguments) for s in plan.sides if s.name[:3] in ("one", "par")}
     one, two = (found[f"partitions, 0, {count} ranks"] for count in (1, 2))

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from blockstore.owners import read_owners
 from blockstore.store import open_store, read_rows
+from clients.device.hotrows import HotRows
+from clients.device.stage import PRESAMPLED
 from clients.large.batch import LargeBatch, PartitionDraws
 from clients.large.dataset import LargeDataset
 from clients.micrograph.dataset import HomeDataset
@@ -72,6 +75,7 @@ class LargeOptions(RankOptions):
     macro_partitions: Annotated[tuple[int, ...], "partitions of one; 0: an eighth"] = (0,)
     hidden: Annotated[int, "numbers a row of historical embeddings, float32"] = 128
     ranks: Annotated[tuple[int, ...], "that share each step"] = (1,)
+    cache: Annotated[tuple[float, ...], "MB of a GPU's cache of rows; 0: a tenth of them"] = (0,)
 
 
 @dataclass(frozen=True)
@@ -169,12 +173,32 @@ def split(given: SplitOptions) -> Iterator[BenchPlan]:
         yield BenchPlan(sides, {"store": store.name}, warm=False)
 
 
-def read_epoch(
-    given: LargeOptions, store: Path, draws: str, size: int, ranks: int = 1
-) -> Mapping[str, float]:
-    """Figures of a step over one epoch, of all ranks together; `draws`: "" for minibatches.
+def missed_rows(data: Any, cache_bytes: int, row_bytes: int) -> int:
+    """Rows of an epoch's batches that a GPU's cache of the hottest ones has not, or not yet.
 
-    size   steps of a large batch; of draws "partitions": partitions
+    Those are chosen as `Prefetcher` chooses them, from some batches of another epoch.
+    """
+    hot = HotRows(torch.device("cpu"), row_bytes)
+    row = torch.zeros((1, row_bytes), dtype=torch.uint8)
+    data.set_epoch(1)
+    for batch in islice(data, PRESAMPLED):
+        hot.count(batch.n_id)
+    hot.choose(cache_bytes)
+    data.set_epoch(0)
+    missed = 0
+    for batch in data:
+        missed += int((hot.look_up(batch.n_id)[0] < 0).sum())
+        hot.learn(batch.n_id, row.expand(len(batch.n_id), -1))
+    return missed
+
+
+def read_epoch(
+    given: LargeOptions, store: Path, draws: str, size: float, ranks: int = 1
+) -> Mapping[str, float]:
+    """Figures of a step over one epoch, of all ranks together.
+
+    draws  "": minibatches; "cache": these, to devices that have a cache of rows
+    size   steps of a large batch; of draws "partitions": partitions; of "cache": MB of it
 
     `rows` come to the trainers, and `pulled` rows of historical embeddings; `mb` are both, and
     `mb_rank` those of the rank with most of them.  The daemon draws `sampled` edges; `edges` are
@@ -183,27 +207,32 @@ def read_epoch(
     """
     own: dict[str, Any] = {"frontier": given.frontier, "plan": "minibatch"}
     own["batch_size"] = given.batch_size
-    if draws:
+    kind: Any = LargeDataset if draws not in ("", "cache") else NeighborDataset
+    if kind is LargeDataset:
         own["macro_partitions" if draws == "partitions" else "large_batches"] = size
         own["draws"] = draws
     with ExitStack() as stack:
         endpoint = stack.enter_context(given.served(store, f"large-{draws}-{size}-{ranks}"))
 
         def opened(**more: Any) -> list[Any]:
-            kind: Any = LargeDataset if draws else NeighborDataset
             made = [given.open(kind, endpoint, r, ranks, **own | more) for r in range(ranks)]
             return [stack.enter_context(closing(data)) for data in made]
 
         data = opened()
         width = sum(spec.row_bytes for spec in data[0].attached().rows)
         read, seconds = read_together(data, None, given.hidden)
+        sampled = counters(endpoint)["edges"]
+        if draws == "cache":
+            tenth = open_store(store).manifest.num_nodes // 10 * width
+            for one, rank in zip(read, data, strict=True):
+                one["rows"] = missed_rows(rank, int(size * 1e6) or tenth, width)
         total, steps = sum(read, Counter()), read[0]["steps"]
         assert {one["steps"] for one in read} == {steps}
         num_bytes = [width * one["rows"] + 4 * given.hidden * one["pulled"] for one in read]
         found = {
             "rows": total["rows"] / steps, "pulled": total["pulled"] / steps,
             "mb": sum(num_bytes) / steps / 1e6, "mb_rank": max(num_bytes) / steps / 1e6,
-            "sampled": counters(endpoint)["edges"] / steps, "edges": total["edges"] / steps,
+            "sampled": sampled / steps, "edges": total["edges"] / steps,
             "seeds_per_s": total["seeds"] / seconds, "steps": steps,
         }  # fmt: skip
         if draws == "partitions":
@@ -217,10 +246,11 @@ def read_epoch(
 
 
 def large(given: LargeOptions) -> Iterator[BenchPlan]:
-    """A minibatch at a time; large batches with draws of each step, shared, or of partitions."""
+    """A minibatch at a time, without and with a GPU's cache of rows; large batches of each kind."""
     for store in given.stores or (given.store(),):
         manifest = open_store(store).manifest
-        kinds = [("", 1), *(("own", size) for size in given.large_batches)]
+        kinds: list[tuple[str, float]] = [("", 1), *(("cache", size) for size in given.cache)]
+        kinds += [("own", size) for size in given.large_batches]
         if given.frontier == "layer":
             kinds += [("shared", size) for size in given.large_batches]
             parts = given.macro_partitions if manifest.types[0].num_partitions else ()

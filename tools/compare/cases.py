@@ -217,19 +217,28 @@ def labor_ways(_: CompareOptions) -> list[Way]:
 
 
 def large_ways(options: CompareOptions) -> list[Way]:
-    """Minibatches, large batches with shared draws, and an 8th and a 16th of the partitions."""
+    """Minibatches, large batches with shared draws, and an 8th and a 16th of the partitions.
+
+    These beside macro-batches of the same partitions, with a usual halo and with one that loads
+    about as many rows as partitions with histories: a second ring of neighbors.
+    """
     base = "minibatch"
-    ingest = ("--partitions", str(options.partitions), "--hubs", "0")
+    parts = ("--block-size", "64K", "--partitions", str(options.partitions), "--hubs", "0.01")
+    usual, wide = ((*parts, "--halo", share) for share in ("0.3", "1"))
     asked: dict[str, Any] = {"frontier": "layer", "plan": "minibatch"}
     found = [
-        Way(base, nodes, base, ingest, asked),
-        Way("shared (LBS)", large, base, ingest, asked | {"draws": "shared"}),
+        Way(base, nodes, base, usual, asked),
+        Way("shared (LBS)", large, base, usual, asked | {"draws": "shared"}),
     ]
     for share in (8, 16):
-        parts = asked | {"draws": "partitions", "macro_partitions": options.partitions // share}
+        some = {"macro_partitions": options.partitions // share}
+        dealt = asked | some | {"draws": "partitions"}
         for name, fixed in (("histories", False), ("tables of zeros", True)):
             loader = partial(WithHistory, fixed=fixed)
-            found.append(Way(f"partitions (PBS) 1/{share}, {name}", loader, base, ingest, parts))
+            found.append(Way(f"partitions (PBS) 1/{share}, {name}", loader, base, usual, dealt))
+        macro = asked | some | {"plan": "macrobatch", "hubs": True, "halos": True}
+        for name, ingest in (("halo 0.3", usual), ("halo 1", wide)):
+            found.append(Way(f"macro-batches 1/{share}, {name}", nodes, base, ingest, macro))
     return found
 
 

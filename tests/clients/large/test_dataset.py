@@ -143,7 +143,20 @@ def test_shared_draws_are_those_of_the_reference_under_the_key_of_the_large_batc
             assert found.edge_index[0].tolist() == flat(expected.src_local)
             assert found.edge_index[1].tolist() == flat(expected.dst_local)
             assert torch.equal(found.x[:, 0], found.n_id.float())
-            assert found.e_id.numel() == found.edge_index.size(1)
+            assert found.e_id.tolist() == flat(expected.edges)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_rows_of_shared_draws_are_those_of_the_steps_of_a_rank_once(served, world):
+    for rank in range(world):
+        options = SHARED | {"world_size": world, "rank": rank}
+        steps = epoch_of(LargeDataset(served.roomy, **options))
+        data = LargeDataset(served.roomy, **options)
+        for number, large in enumerate(large_ones(data)):
+            union = {int(v) for step in steps[4 * number : 4 * number + 4] for v in step.n_id}
+            assert large.num_rows == large.whole.x.size(0) == len(union)
+            assert {int(v) for v in large.whole.x[:, 0]} == union
+        data.close()
 
 
 def test_a_large_batch_of_shared_draws_is_a_minibatch_of_all_its_seeds(served):
@@ -278,7 +291,7 @@ def test_batches_of_the_same_options_are_the_same_whoever_builds_them(served):
     digests = set()
     for workers in (1, 2, 8):
         with daemon(served.path, "64M", workers) as endpoint:
-            digests.add(digest(epoch_of(LargeDataset(endpoint, **SHARED))))
+            digests.add(tuple(digest(epoch_of(LargeDataset(endpoint, **o))) for o in KINDS))
     assert len(digests) == 1
 
 

@@ -63,14 +63,18 @@ def set_orders(model, aggregates_first: bool) -> None:
 @pytest.mark.parametrize("aggregates_first", [False, True])
 @pytest.mark.parametrize("hidden", [8, 16])
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_fused_first_layer_gives_what_gathered_rows_give(large, kind, hidden, aggregates_first):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_fused_first_layer_gives_what_gathered_rows_give(
+    large, kind, hidden, aggregates_first, dtype
+):
     torch.manual_seed(1)
-    model = Layered(LAYERS[kind], WIDTH, hidden, 4, len(FANOUTS), dropout=0.0)
+    model = Layered(LAYERS[kind], WIDTH, hidden, 4, len(FANOUTS), dropout=0.0).to(dtype)
     set_orders(model, aggregates_first)
     for fused, batch in zip(fused_batches(large), large.batches(), strict=True):
         assert fused.x.size(0) == sum(batch.num_sampled_nodes[:-1]) < batch.x.size(0)
+        batch.x, fused.x, fused.rows = (t.to(dtype) for t in (batch.x, fused.x, fused.rows))
         expected = results(model, plain(model, batch))
-        check(results(model, plain(model, fused, FirstLayerRows(fused))), expected, torch.float32)
+        check(results(model, plain(model, fused, FirstLayerRows(fused))), expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -292,6 +292,17 @@ def test_tables_of_something_else_are_refused(served, ranks, tmp_path, wrong, fo
     assert tables_of(given) == before
 
 
+def test_tables_of_another_store_are_refused(served, tmp_path):
+    given = settings(served, tmp_path, max_steps=1)
+    other = spec(served.endpoint)._replace(store="another")
+    HistoryTables(given["history"], other, Ranks()).close()
+    before = tables_of(given)
+    with pytest.raises(ValueError, match='found .*"store": "another".*, expected tables') as caught:
+        train(Settings(**given), Ranks())
+    assert "\n" not in str(caught.value)
+    assert tables_of(given) == before
+
+
 def open_on(ranks: Ranks, path: str, own: TableSpec) -> None:
     with patch("clients.large.history._host", lambda: f"host{ranks.rank}"):
         HistoryTables(path, own, ranks)

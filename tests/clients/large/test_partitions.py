@@ -17,7 +17,7 @@ from clients.large.dataset import LargeDataset  # noqa: E402
 from clients.torch import Batch, NeighborDataset  # noqa: E402
 from loaderd.api.errors import Refused  # noqa: E402
 from tests.clients.batches import different_fields, digest  # noqa: E402
-from tests.daemons import daemon  # noqa: E402
+from tests.daemons import daemon, spawn, stop  # noqa: E402
 from tests.differences import flat  # noqa: E402
 from tests.graphs import make_csc  # noqa: E402
 from tests.reference import make_key, permute, sample_edges  # noqa: E402
@@ -201,10 +201,26 @@ def test_a_state_goes_on_inside_a_large_batch(served):
 
 def test_batches_are_the_same_whoever_builds_them(served):
     digests = set()
-    for workers in (1, 8):
+    for workers in (1, 2, 8):
         with daemon(served.path, "64M", workers) as endpoint:
             digests.add(digest(epoch_of(opened(endpoint))))
     assert len(digests) == 1
+
+
+def test_the_daemon_may_be_killed_between_large_batches(served, tmp_path):
+    endpoint = f"ipc://{tmp_path}/daemon.sock"
+    expected = epoch_of(opened(served.roomy))
+    first = spawn(served.path, endpoint, "--mem", "64M")
+    data = opened(endpoint)
+    batches = iter(data)
+    found = list(islice(batches, 3))
+    first.kill()
+    first.communicate()
+    second = spawn(served.path, endpoint, "--mem", "64M")
+    found += batches
+    data.close()
+    assert stop(second) == 0
+    assert digest(found) == digest(expected)
 
 
 @pytest.mark.parametrize(
