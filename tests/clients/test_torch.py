@@ -272,7 +272,8 @@ def test_a_daemon_that_died_is_found_again(tmp_path):
 @pytest.mark.parametrize("window", [1, 2])
 def test_a_reconnect_asks_for_the_steps_that_were_not_consumed_and_releases_each(tmp_path, window):
     """Steps that nobody takes would hold a slot of the window until the run ends."""
-    taken = 4 - window  # with a window of 2, step 2 may or may not arrive before the daemon has gone
+    # with a window of 2, step 2 may or may not arrive before the daemon has gone
+    taken = 4 - window
     with fake_daemon(tmp_path, die_at=3, window=window) as first:
         data = dataset(first, reconnect_s=60.0)
         steps = iter(data)

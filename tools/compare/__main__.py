@@ -5,6 +5,7 @@ differs.  Differences to a baseline are paired by seed, with 95 % intervals.  Th
 of tests in the last fifth of the epochs, or that of the epoch that was best on valid (hops).
 """
 
+import math
 import sys
 import tempfile
 import warnings
@@ -56,6 +57,9 @@ def train(
     found: list[tuple[float, float]] = []
     for epoch in range(options.epochs):
         model.train()
+        if options.cosine:
+            share = (1 + math.cos(math.pi * epoch / options.epochs)) / 2
+            optimizer.param_groups[0]["lr"] = share * options.learning_rate
         steps = 0
         for batch in islice(batches, some) if some else loader:
             steps += 1

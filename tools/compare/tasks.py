@@ -52,6 +52,7 @@ class CompareOptions:
     batch_size: int = 500
     hidden: int = 128
     learning_rate: float = 0.003
+    cosine: Annotated[bool, "have the learning rate fall to 0 over the epochs"] = False
     dropout: float = 0.5
     weight_decay: float = 0.0
     replace: Annotated[bool, "links: draw neighbors with replacement"] = False
