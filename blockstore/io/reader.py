@@ -18,7 +18,7 @@ from blockstore.io.elsewhere import Elsewhere, RemoteRows
 from blockstore.io.files import open_to_read, probe_direct
 from blockstore.io.reading import Reading, Request
 from blockstore.io.ring import DEPTH, MOST_PIECES
-from blockstore.io.threads import ReadThreads, Task
+from blockstore.io.threads import CallingThreads, ReadThreads, Task
 from blockstore.kernels.reads import PAGE, PAGES, PLACE, SHARD, ReadQueue, cut_tasks, read_pieces
 from blockstore.store import BlockedFile, read_verified
 from blockstore.validate import GraphCheck
@@ -95,7 +95,7 @@ class BlockReader(Closing):
         files: Sequence[BlockedFile],
         data: NDArray[np.uint8],
         slot_bytes: int,
-        threads: int | ReadThreads = 8,
+        threads: int | ReadThreads | CallingThreads = 8,
         source: RemoteRows | None = None,
     ) -> None:
         """`data`: uint8, page-aligned, slots of `slot_bytes`, at least as wide as any block's.
@@ -220,8 +220,9 @@ class BlockReader(Closing):
             return Reading(None, self._waited)
         request = Request(tasks)
         blocked, first = self.files[file], first[: tasks + 1]
-        away = tasks_away(runs, first, blocked.geometry, blocked.holes)
         source: Elsewhere | None = blocked.pages or self._source
+        holes = None if self._source is None else blocked.holes
+        away = tasks_away(runs, first, blocked.geometry, holes)
         for (low, high), others in zip(pairwise(first.tolist()), away, strict=True):
             # what may wait for others keeps no reader of the disk waiting
             waits = source is not None and (others or blocked.pages is not None)
@@ -393,7 +394,7 @@ class BlockReader(Closing):
         file = self.files[number]
         if file.holes is not None:
             pieces, away = split_pieces(pieces, file.geometry, file.holes)
-            if len(away.pieces):
+            if len(away):
                 if self._source is None:
                     file.holes.check(0, file.geometry.num_blocks, file.path)
                 else:

@@ -1,5 +1,6 @@
 """Threads that read, each through a queue of its own."""
 
+import threading
 from collections.abc import Callable
 
 from blockstore import concurrency
@@ -42,3 +43,24 @@ class ReadThreads:
     def _serve(self, owner: QueueOwner) -> None:
         while (task := self._tasks.get()) is not None:
             task(owner.queue)
+
+
+class CallingThreads:
+    """In place of `ReadThreads`: whoever asks for something does it.  Ends with `close`."""
+
+    count, refusal = 1, ""
+
+    def __init__(self) -> None:
+        self._own, self._queues = threading.local(), list[QueueOwner]()
+
+    def put(self, task: Task) -> None:
+        """Do this at once, through the queue of this thread."""
+        if not hasattr(self._own, "queue"):
+            self._own.queue = QueueOwner()
+            self._queues.append(self._own.queue)
+        task(self._own.queue.queue)
+
+    def close(self) -> None:
+        """Give queues back; their threads read nothing any more."""
+        for queue in self._queues:
+            queue.close()

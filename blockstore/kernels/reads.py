@@ -13,7 +13,7 @@ from blockstore.kernels.crc import find_bad_page
 from blockstore.kernels.intrinsics import enter_ring, load_shared, preadv, store_shared
 from blockstore.kernels.jit import inner, leaf
 
-SHARD, PAGE, PAGES, PLACE = 0, 1, 2, 3  # columns of pieces
+SHARD, PAGE, PAGES, PLACE, KEEPER = 0, 1, 2, 3, 4  # columns of pieces; the last of those elsewhere
 NO_RING = -1
 ENTRY_WORDS = 8  # of 8 bytes, of an entry of a ring
 _COMPLETION_WORDS = 4  # of 4 bytes: the number that the entry had, its high half, result, flags
@@ -174,3 +174,41 @@ def cut_tasks(runs, most_runs, most_pages, out):
         total += pages
     out[tasks] = runs.shape[0]
     return tasks
+
+
+@leaf
+def split_by_keeper(pieces, geometry, keepers, server, here, away):
+    """Cut runs of pages where the blocks of another server begin, into those here and the others.
+
+    pieces      int64 (pieces, 4)
+    geometry    pages of a block, blocks of a shard
+    keepers     uint16 (blocks of the file,)   the server that each block is read from
+    server      this one
+    here, away  int64 (>= blocks that the pieces touch, 4 and 5)   out; KEEPER: the server
+
+    Returns how many are here and how many are not, int64.
+    """
+    per_block, per_shard = geometry
+    num_here, num_away = np.int64(0), np.int64(0)
+    for k in range(pieces.shape[0]):
+        shard, page, place = pieces[k, SHARD], pieces[k, PAGE], pieces[k, PLACE]
+        stop, base = page + pieces[k, PAGES], shard * per_shard
+        block = page // per_block
+        while page < stop:
+            keeper = np.int64(keepers[base + block])
+            block += 1
+            while block * per_block < stop and keepers[base + block] == keeper:
+                block += 1
+            end = min(stop, block * per_block)
+            out, at = (here, num_here) if keeper == server else (away, num_away)
+            out[at, SHARD], out[at, PAGE], out[at, PAGES], out[at, PLACE] = (
+                shard, page, end - page, place,
+            )  # fmt: skip
+            if keeper == server:
+                num_here += 1
+            else:
+                out[at, KEEPER] = keeper
+                num_away += 1
+            place += (end - page) * PAGE_BYTES
+            page = end
+    return num_here, num_away

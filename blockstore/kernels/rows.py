@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from blockstore.format import PAGE_BYTES, BlockGeometry
 from blockstore.kernels.intrinsics import VECTOR, copy_bytes, fence, prefetch, stream_vector
 from blockstore.kernels.jit import inner, leaf, njit
+from blockstore.kernels.reads import PAGE, PAGES, PLACE, SHARD
 
 ABSENT = np.uint64(2**64 - 1)  # address of a row whose block has no slot
 NO_ROW = np.uint64(2**64 - 2)  # address for a node of another type
@@ -153,21 +154,94 @@ def expand_counts(counts, first_local, out):
     return edge
 
 
-@njit(nogil=True, cache=True)
-def place_rows(rows, which, starts, lows, highs, row_bytes, memory):
-    """Copy rows into runs of pages; of a row on the edge of a run what is inside.
+@inner
+def _row_at(layout, shard, at, whole):
+    """The first row of an array that has a byte at byte `at` of a shard or after it; `whole`: all
+    of whose bytes are there."""
+    block = at // layout.block_bytes
+    inside = at - block * layout.block_bytes
+    if whole:
+        inside += layout.row_bytes - 1
+    row = min(inside // layout.row_bytes, layout.rows_per_block)
+    return (shard * layout.blocks_per_shard + block) * layout.rows_per_block + row
 
-    rows         uint8 (count * row_bytes,)
-    which        int64 (n,)   number in `rows` of each row that is placed
-    starts       int64 (n,)   byte of `memory` where it begins; may be before `lows`
-    lows, highs  int64 (n,)   bytes of `memory` that its run of pages takes
-    memory       uint8        out
+
+@inner
+def _place_of(rows, row):
+    """Where the first of some ascending rows is that is not below another."""
+    low, high = np.int64(0), np.int64(rows.size)
+    while low < high:
+        middle = (low + high) // 2
+        if np.int64(rows[middle]) < row:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@leaf
+def list_rows(pieces, layout, num_rows, every, rows, out):
+    """Rows of an array that lie in runs of pages, ascending, each once.
+
+    pieces    int64 (n, 4 or more)   as `read_pieces` takes them, by ascending pages
+    num_rows  of the array
+    every     True: all that have a byte there; False: of `rows` those that are there as a whole
+    rows      integers (any,)        ascending
+    out       int64                  out; has room for all of the pages
+
+    Returns how many there are, int64.
     """
-    for i in range(which.size):
-        first = max(lows[i] - starts[i], 0)
-        stop = min(highs[i] - starts[i], row_bytes)
-        if first < stop:
-            copy_row(rows, which[i] * row_bytes + first, memory, starts[i] + first, stop - first)
+    count, last = np.int64(0), np.int64(-1)
+    for k in range(pieces.shape[0]):
+        shard, low = pieces[k, SHARD], pieces[k, PAGE] * PAGE_BYTES
+        first = max(_row_at(layout, shard, low, not every), last + 1)
+        stop = _row_at(layout, shard, low + pieces[k, PAGES] * PAGE_BYTES, every)
+        stop = min(stop, num_rows)
+        i = np.int64(0) if every else _place_of(rows, first)
+        row = first
+        while True:
+            if not every:
+                if i == rows.size:
+                    break
+                row = np.int64(rows[i])
+            if row >= stop:
+                break
+            out[count] = last = row
+            count, i, row = count + 1, i + 1, row + 1
+    return count
+
+
+@leaf
+def move_rows(packed, rows, pieces, layout, memory, to_pages):
+    """Copy rows between their pages and one after the other; of a row what the pages have of it.
+
+    packed    uint8 (rows * row_bytes,)
+    rows      int64 (rows,)            ascending
+    pieces    int64 (n, 4 or more)     as `read_pieces` takes them
+    memory    uint8                    with the pages
+    to_pages  bool                     from `packed` to `memory`, else the other way
+    """
+    row_bytes, per_block = layout.row_bytes, layout.rows_per_block
+    for k in range(pieces.shape[0]):
+        shard, low = pieces[k, SHARD], pieces[k, PAGE] * PAGE_BYTES
+        high = low + pieces[k, PAGES] * PAGE_BYTES
+        i = _place_of(rows, _row_at(layout, shard, low, False))
+        stop = _row_at(layout, shard, high, True)
+        while i < rows.size and rows[i] < stop:
+            # rows that follow each other here and there are copied at once
+            block, run = rows[i] // per_block, i + 1
+            last = min(stop, (block + 1) * per_block)
+            while run < rows.size and rows[run] == rows[run - 1] + 1 and rows[run] < last:
+                run += 1
+            at = (block - shard * layout.blocks_per_shard) * layout.block_bytes
+            at += (rows[i] - block * per_block) * row_bytes
+            first, end = max(at, low), min(at + (run - i) * row_bytes, high)
+            place, other = pieces[k, PLACE] + first - low, i * row_bytes + first - at
+            if to_pages:
+                copy_row(packed, other, memory, place, end - first)
+            else:
+                copy_row(memory, place, packed, other, end - first)
+            i = run
 
 
 class PlacedRows(NamedTuple):

@@ -9,19 +9,20 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.errors import StoreError
-from blockstore.format import PAGE_BYTES, RowArray
+from blockstore.format import PAGE_BYTES
 from blockstore.io.buffers import aligned_buffer
-from blockstore.io.reader import BlockReader, make_transit
-from blockstore.io.threads import ReadThreads
+from blockstore.io.reader import BlockReader
+from blockstore.io.threads import CallingThreads
+from blockstore.kernels.reads import PAGES, PLACE, cut_tasks
 from blockstore.kernels.rowcache import plan_extents
-from blockstore.kernels.rows import gather_rows, row_layout
+from blockstore.kernels.rows import move_rows, row_layout
 from blockstore.part import split_arrays
 from blockstore.store import BlockedFile, Store
 from loaderd.api.errors import BadMessage, Refused
@@ -30,9 +31,9 @@ from loaderd.api.requests import MAX_ROW_BYTES, MAX_ROW_IDS, check_rows, rows_cr
 from loaderd.server.sender import SendBuffers
 
 OUTSTANDING = 8  # requests of a peer; of more the oldest goes: whoever sent it has given it up
-_TRANSIT_BYTES = MAX_ROW_BYTES + 2 * PAGE_BYTES  # the longest row, wherever it begins
-PEER_BYTES = 2 * OUTSTANDING * MAX_ROW_BYTES + _TRANSIT_BYTES + OUTSTANDING * 8 * MAX_ROW_IDS
-READERS = 2
+_BUFFER_BYTES = MAX_ROW_BYTES + 2 * PAGE_BYTES  # of pages: rows of an answer, wherever they begin
+_BUFFERS_BYTES = (OUTSTANDING + 1) * _BUFFER_BYTES  # of a peer; pages pass through the last one
+PEER_BYTES = OUTSTANDING * (MAX_ROW_BYTES + 8 * MAX_ROW_IDS) + _BUFFERS_BYTES
 _JOIN_S = 1.0
 
 Answer = RowsGiven | ErrorReply
@@ -49,13 +50,14 @@ class _Request(NamedTuple):
 class _Served:
     """The rows of one store's part."""
 
-    def __init__(self, store: Store, threads: ReadThreads) -> None:
+    def __init__(self, store: Store, memory: NDArray[np.uint8], threads: CallingThreads) -> None:
+        """`memory`: that the buffers of all peers lie in."""
         assert store.part is not None
-        self.store, self.part = store, store.part
+        self.store, self.part, self._memory = store, store.part, memory
         self.arrays = {a.path: (i, first, a)
                        for i, (first, a) in enumerate(split_arrays(store.manifest))}  # fmt: skip
         self.files: list[BlockedFile] = [store.rows(a) for _, _, a in self.arrays.values()]
-        self.reader = BlockReader(self.files, aligned_buffer(PAGE_BYTES), PAGE_BYTES, threads)
+        self.reader = BlockReader(self.files, memory, PAGE_BYTES, threads)
 
     def check(self, wanted: RowsWanted) -> NDArray[np.int64]:
         """The rows that a peer wants.
@@ -76,61 +78,81 @@ class _Served:
         number, first, array = self.arrays[wanted.array]
         rows = check_rows(wanted, first, array.num_rows, array.row_bytes)
         holes, geometry = self.files[number].holes, self.files[number].geometry
-        if holes is not None:
-            away = holes.keepers[rows // geometry.rows_per_block] != holes.server
-            if away.any():
-                bad = int(rows[away][0])
+        if holes is None:
+            return rows
+        per_block = geometry.rows_per_block
+        low, high = int(rows[0]) // per_block, int(rows[-1]) // per_block
+        here = holes.keepers[low : high + 1] == holes.server
+        if not here.all():  # rows are looked at only if a block between them is elsewhere
+            away = rows[~here[rows // per_block - low]]
+            if away.size:
                 raise BadMessage(
-                    f"rows of {array.path}: id {first + bad} is with server "
-                    f"{holes.keepers[bad // geometry.rows_per_block]}, this is server {part.server}"
+                    f"rows of {array.path}: id {first + away[0]} is with server "
+                    f"{holes.keepers[away[0] // per_block]}, this is server {part.server}"
                 )
         return rows
 
-    def read(self, request: _Request, memory: NDArray[np.uint8], out: NDArray[np.uint8]) -> int:
-        """Rows of a request, one after the other; returns their bytes.  Raises StoreError, OSError.
+    def read(
+        self, request: _Request, out: NDArray[np.uint8], transit: NDArray[np.uint8]
+    ) -> NDArray[np.uint8]:
+        """Rows of a request, one after the other, in a buffer.  Raises StoreError, OSError.
 
-        memory   that pages pass through
+        out, transit   buffers of the peer; of rows that lie between others the pages pass through
+                       the second
         """
         number, _, array = self.arrays[request.wanted.array]
-        layout = row_layout(self.files[number].geometry, array.row_bytes)
-        rows, transit = request.rows, make_transit([memory])
+        geometry, rows = self.files[number].geometry, request.rows
+        layout = row_layout(geometry, array.row_bytes)
         runs = np.empty((rows.size, 5), np.int64)
         # no pages between the rows: these may be holes
-        count = int(plan_extents(rows, 0, rows.size, layout, 0, transit.pages, runs))
+        most_pages = transit.size // PAGE_BYTES
+        count = int(plan_extents(rows, 0, rows.size, layout, 0, most_pages, runs))
         runs = runs[:count]
-        places = _places(self.files[number], array, rows, runs)
+        first, last = int(rows[0]), int(rows[-1])
+        per_block, size = geometry.rows_per_block, rows.size * array.row_bytes
+        gaps = geometry.slot_bytes != per_block * array.row_bytes
+        if (
+            count == 1
+            and last - first == rows.size - 1
+            and (not gaps or first // per_block == last // per_block)
+        ):  # they follow each other on disk: they are sent where they are read
+            self._fetch(number, runs, out)
+            begin = first % per_block * array.row_bytes + first // per_block * geometry.slot_bytes
+            return out[begin % PAGE_BYTES :][:size]
+        ends = np.empty(count + 1, np.int64)
+        ends = ends[: int(cut_tasks(runs, count, most_pages, ends)) + 1]
+        for low, high in pairwise(ends.tolist()):
+            pieces = self._fetch(number, runs[low:high], transit)
+            start, stop = int(runs[low, 3]), int(runs[high - 1, 4])
+            part = out[start * array.row_bytes : stop * array.row_bytes]
+            move_rows(part, rows[start:stop], pieces, layout, transit, False)
+        return out[:size]
 
-        def copy(low: int, high: int, pages: NDArray[np.uint8]) -> None:
-            before = int(runs[:low, 2].sum()) * PAGE_BYTES
-            first, stop = int(runs[low, 3]), int(runs[high - 1, 4])
-            addresses = (places[first:stop] - before).astype(np.uint64)
-            target = out[first * array.row_bytes : stop * array.row_bytes]
-            gather_rows(pages, addresses, 0, stop - first, array.row_bytes, target)
-
-        self.reader.stream(number, runs, transit, copy).wait()
-        return rows.size * array.row_bytes
-
-
-def _places(
-    file: BlockedFile, array: RowArray, rows: NDArray[np.int64], runs: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Where rows begin in the pages of runs, run after run: int64 (rows,)."""
-    geometry = file.geometry
-    block, inside = np.divmod(rows, geometry.rows_per_block)
-    at = block % geometry.blocks_per_shard * geometry.slot_bytes + inside * array.row_bytes
-    base = (np.cumsum(runs[:, 2]) - runs[:, 2] - runs[:, 1]) * PAGE_BYTES
-    found: NDArray[np.int64] = at + np.repeat(base, runs[:, 4] - runs[:, 3])
-    return found
+    def _fetch(
+        self, number: int, runs: NDArray[np.int64], buffer: NDArray[np.uint8]
+    ) -> NDArray[np.int64]:
+        """Runs of pages, one after the other, into a buffer; where each went, as pieces."""
+        pieces = np.empty((len(runs), PLACE + 1), np.int64)
+        pieces[:, :PLACE] = runs[:, :PLACE]
+        pieces[:, PLACE] = (np.cumsum(runs[:, PAGES]) - runs[:, PAGES]) * PAGE_BYTES
+        base = buffer.ctypes.data - self._memory.ctypes.data
+        self.reader.fetch(number, runs, pieces[:, PLACE] + base).wait()
+        return pieces
 
 
 class _Peer:
     """What is kept for one peer: its requests, and the buffers of its answers."""
 
-    def __init__(self, server: int, answer: Callable[["_Peer", _Request], None]) -> None:
+    def __init__(
+        self,
+        server: int,
+        memory: NDArray[np.uint8],
+        answer: Callable[["_Peer", _Request], None],
+    ) -> None:
         self._requests: deque[_Request] = deque(maxlen=OUTSTANDING)
         self._come: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: the end
-        self.buffers = SendBuffers([np.empty(MAX_ROW_BYTES, np.uint8) for _ in range(OUTSTANDING)])
-        self.transit = aligned_buffer(_TRANSIT_BYTES)
+        *answers, self.transit = np.split(memory, OUTSTANDING + 1)
+        self.buffers = SendBuffers(answers)
         self._answer = answer
         self.thread = threading.Thread(target=self._work, name=f"peer-{server}", daemon=True)
         self.thread.start()
@@ -157,18 +179,21 @@ class PeerAnswers:
         stores   those that are served now
         """
         self._stores, self._send = stores, send
-        self._stack = ExitStack()
-        self._threads = ReadThreads(READERS)
-        self._stack.callback(self._threads.close)
+        self._threads = CallingThreads()
         self._served: dict[str, _Served] = {}  # by fingerprint
         self._closed: deque[bytes] = deque(maxlen=1024)  # identities that are not answered any more
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(("peer_rows_given", "peer_bytes_given"), 0)
         parts = [store.part for store in stores() if store.part is not None]
-        self._peers = {
-            server: _Peer(server, self._answer)
+        servers = [
+            server
             for server in range(max((p.servers for p in parts), default=0))
             if any(p.server != server for p in parts)
+        ]
+        self._memory = aligned_buffer(len(servers) * _BUFFERS_BYTES)
+        self._peers = {
+            server: _Peer(server, self._memory[i * _BUFFERS_BYTES :][:_BUFFERS_BYTES], self._answer)
+            for i, server in enumerate(servers)
         }
 
     def close(self) -> None:
@@ -178,7 +203,7 @@ class PeerAnswers:
             peer.thread.join(_JOIN_S)
         for served in self._served.values():
             served.reader.close()
-        self._stack.close()
+        self._threads.close()
 
     def counters(self) -> dict[str, int]:
         with self._lock:
@@ -208,14 +233,14 @@ class PeerAnswers:
             )
         known = self._served.get(fingerprint)
         if known is None or known.store is not store:
-            self._served[fingerprint] = known = _Served(store, self._threads)
+            self._served[fingerprint] = known = _Served(store, self._memory, self._threads)
         return known
 
     def _answer(self, peer: _Peer, request: _Request) -> None:
         """In the peer's thread."""
         wanted, buffer = request.wanted, peer.buffers.take()
         try:
-            size = request.served.read(request, peer.transit, buffer)
+            rows = request.served.read(request, buffer, peer.transit)
         except (StoreError, OSError) as error:
             peer.buffers.put(buffer)
             reply = ErrorReply(
@@ -224,14 +249,14 @@ class PeerAnswers:
             )  # fmt: skip
             self._send(request.identity, reply, None)
             return
-        crc = rows_crc(buffer[:size])
         given = RowsGiven(
-            request=wanted.request, array=wanted.array, count=request.rows.size, crc32c=crc
-        )
+            request=wanted.request, array=wanted.array, count=request.rows.size,
+            crc32c=rows_crc(rows),
+        )  # fmt: skip
         with self._lock:
             self._counts["peer_rows_given"] += request.rows.size
-            self._counts["peer_bytes_given"] += size
-        self._send(request.identity, given, peer.buffers.lend(buffer, size))
+            self._counts["peer_bytes_given"] += rows.size
+        self._send(request.identity, given, peer.buffers.lend(buffer, rows))
 
 
 def peers_bytes(stores: Sequence[Store]) -> int:

@@ -68,9 +68,9 @@ class SendBuffers:
         """Give back a buffer that was not lent."""
         self._free.put(buffer)
 
-    def lend(self, buffer: NDArray[np.uint8], num_bytes: int) -> NDArray[np.uint8]:
-        """What is in it; it is free again when this very array is gone."""
-        array = buffer[:num_bytes]
+    def lend(self, buffer: NDArray[np.uint8], part: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """A part of it; it is free again when the array that is returned is gone."""
+        array = part.view()
         weakref.finalize(array, self._free.put, buffer).atexit = False
         return array
 
@@ -256,7 +256,7 @@ class Sender:
             except BaseException:
                 self.frames.put(buffer)
                 raise
-            self._send(Piece(**place, offset=offset), self.frames.lend(buffer, size))
+            self._send(Piece(**place, offset=offset), self.frames.lend(buffer, buffer[:size]))
         self._give_back(message)
 
     def _give_back(self, message: Carried) -> None:

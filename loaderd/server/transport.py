@@ -27,6 +27,7 @@ LINGER_MS = 200  # for what is queued at the end
 HANDSHAKE_MS = 10_000  # for a peer over tcp
 GIVEN = 1 << 20  # bytes of rows that a peer sends at once
 WAITING = 128  # connections over tcp that are not accepted yet
+_FIRST = zmq.NOBLOCK | zmq.SNDMORE  # more frames follow
 
 Frame = bytes | memoryview
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
@@ -104,9 +105,9 @@ class TcpRouter:
 
         array   bytes after it, which are not copied: it is held until they left
         """
-        more = 0 if array is None else zmq.SNDMORE
         try:
-            self._socket.send_multipart([identity, encode(message)], zmq.NOBLOCK | more)
+            self._socket.send(identity, _FIRST)
+            self._socket.send(encode(message), zmq.NOBLOCK if array is None else _FIRST)
             if array is not None:
                 self._socket.send(array.data, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError:  # EHOSTUNREACH, EAGAIN; ENOTSOCK once closed
@@ -134,12 +135,10 @@ class TcpRouter:
         """Take what has come, at most a burst of it."""
         self._looks = False
         for _ in range(BURST):
-            if self._socket.closed:
+            # asked first: an exception that says so costs more than the question
+            if self._socket.closed or not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
-            try:
-                identity = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+            identity = self._socket.recv(zmq.NOBLOCK)
             key, frames = self._take()
             try:
                 self._receive(identity, key, frames)

@@ -1,18 +1,23 @@
 """A reader of a part of a store: what is not in it comes from another server, and fits in."""
 
+from itertools import pairwise
+from typing import NamedTuple
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockstore import concurrency
 from blockstore.errors import AbsentRows, CorruptBlock
-from blockstore.format import PAGE_BYTES
+from blockstore.format import PAGE_BYTES, BlockGeometry
+from blockstore.io.absent import split_pieces
 from blockstore.io.reader import BlockReader, make_transit
 from blockstore.io.threads import ReadThreads, Task
-from blockstore.kernels.rows import place_rows
+from blockstore.kernels.rows import RowLayout, list_rows, move_rows
 from blockstore.make_part import make_part, plan_part
 from blockstore.owners import write_owners
+from blockstore.part import Holes
 from blockstore.store import Store, open_store, read_rows
 from tests.graphs import make_csc
 from tests.stores import write_store
@@ -20,21 +25,127 @@ from tests.stores import write_store
 SLOT = 4096
 
 
-@given(st.integers(0, 999), st.integers(1, 9), st.integers(0, 12))
-def test_rows_are_placed_as_one_reads(seed: int, row_bytes: int, count: int):
+class _Case(NamedTuple):
+    """An array on disk, and some runs of its pages in memory."""
+
+    layout: RowLayout
+    num_rows: int
+    disk: np.ndarray  # (shards, bytes): 0 between rows
+    owner: np.ndarray  # the row of each of these bytes; -1: none
+    pieces: np.ndarray  # ascending, as `read_pieces` takes them
+    memory: np.ndarray  # has room for them
+
+
+def _draw(seed: int) -> _Case:
     rng = np.random.default_rng(seed)
-    rows = rng.integers(0, 256, (5, row_bytes)).astype(np.uint8)
-    memory = rng.integers(0, 256, 200).astype(np.uint8)
-    expected, which = memory.copy(), rng.integers(0, 5, count)
-    starts = rng.integers(0, 180, count)
-    lows, highs = starts + rng.integers(-9, 9, count), starts + rng.integers(-9, 20, count)
-    lows = np.maximum(lows, 0)
-    for i in range(count):
-        for b in range(row_bytes):
-            if lows[i] <= starts[i] + b < highs[i]:
-                expected[starts[i] + b] = rows[which[i], b]
-    place_rows(rows.reshape(-1), which, starts, lows, highs, row_bytes, memory)
-    assert np.array_equal(memory, expected)
+    row_bytes, pages = int(rng.choice([700, 4096, 5000, 12_288])), int(rng.integers(3, 6))
+    layout = RowLayout(pages * PAGE_BYTES // row_bytes, row_bytes, pages * PAGE_BYTES, 3)
+    num_rows = int(rng.integers(1, 8 * layout.rows_per_block))
+    disk = np.zeros((3, 3 * layout.block_bytes), np.uint8)
+    owner = np.full(disk.shape, -1)
+    for row in range(num_rows):
+        block, inside = divmod(row, layout.rows_per_block)
+        shard, at = divmod(block, 3)
+        at = at * layout.block_bytes + inside * row_bytes
+        disk[shard, at : at + row_bytes] = rng.integers(0, 256, row_bytes)
+        owner[shard, at : at + row_bytes] = row
+    pieces, place = [], 0
+    for shard in range(3):
+        cuts = np.unique(rng.integers(0, 3 * pages + 1, 6))
+        for low, high in pairwise(cuts.tolist()):
+            if rng.random() < 0.7:
+                pieces.append((shard, low, high - low, place))
+                place += (high - low + int(rng.integers(0, 2))) * PAGE_BYTES
+    return _Case(
+        layout, num_rows, disk, owner, np.array(pieces, np.int64).reshape(-1, 4),
+        rng.integers(0, 256, place).astype(np.uint8),
+    )  # fmt: skip
+
+
+def _there(case: _Case, row: int) -> list[tuple[int, int, int]]:
+    """The bytes of a row that lie in the pieces: (byte of memory, byte of the row, what it is)."""
+    found = []
+    for shard, page, pages, place in case.pieces.tolist():
+        low = page * PAGE_BYTES
+        for at in np.flatnonzero(case.owner[shard, low : low + pages * PAGE_BYTES] == row):
+            before = np.flatnonzero(case.owner[shard] == row)[0]
+            found.append((place + at, low + at - before, case.disk[shard, low + at]))
+    return found
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 9999))
+def test_rows_of_pieces_are_those_that_one_finds_byte_by_byte(seed: int):
+    case, rng = _draw(seed), np.random.default_rng(seed)
+    there = {row: len(_there(case, row)) for row in range(case.num_rows)}
+    out = np.empty(int(case.pieces[:, 2].sum()) * 6 + 2 * len(case.pieces), np.int64)
+    some = np.flatnonzero(rng.random(case.num_rows) < 0.5)
+    for every, rows in ((True, some[:0]), (False, some), (False, some.astype(np.uint32))):
+        count = list_rows(case.pieces, case.layout, case.num_rows, every, rows, out)
+        least, among = (1, there) if every else (case.layout.row_bytes, some.tolist())
+        # a row that two pieces have half of each is not asked for by either
+        whole = [r for r in among if there[r] >= least and (every or _in_one(case, r))]
+        assert out[:count].tolist() == whole
+
+
+def _in_one(case: _Case, row: int) -> bool:
+    places = [place for place, _, _ in _there(case, row)]
+    return places == list(range(places[0], places[0] + len(places))) and any(
+        p <= places[0] and places[-1] < p + n * PAGE_BYTES for _, _, n, p in case.pieces.tolist()
+    )
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 9999))
+def test_rows_are_moved_as_one_moves_them_byte_by_byte(seed: int):
+    case, rng = _draw(seed), np.random.default_rng(seed)
+    rows = np.flatnonzero(rng.random(case.num_rows) < 0.6)
+    packed = rng.integers(0, 256, rows.size * case.layout.row_bytes).astype(np.uint8)
+    memory, other = case.memory.copy(), packed.copy()
+    for i, row in enumerate(rows.tolist()):
+        for place, at, _ in _there(case, row):
+            memory[place] = packed[i * case.layout.row_bytes + at]
+            other[i * case.layout.row_bytes + at] = case.memory[place]
+    to, source = case.memory.copy(), packed.copy()
+    move_rows(source, rows, case.pieces, case.layout, to, True)
+    assert np.array_equal(to, memory)
+    assert np.array_equal(source, packed)
+    move_rows(source, rows, case.pieces, case.layout, case.memory, False)
+    assert np.array_equal(source, other)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 9999))
+def test_pieces_are_cut_where_another_server_begins(seed: int):
+    case, rng = _draw(seed), np.random.default_rng(seed)
+    per_block = case.layout.block_bytes // PAGE_BYTES
+    keepers = rng.integers(0, 3, 9).astype(np.uint16)
+    geometry = BlockGeometry(
+        case.layout.block_bytes, case.layout.rows_per_block * case.layout.row_bytes, 9, 3,
+        case.layout.rows_per_block,
+    )  # fmt: skip
+    parts = split_pieces(case.pieces, geometry, Holes(1, keepers))
+    pages: list[list[tuple[int, ...]]] = [[], []]
+    for shard, page, count, place in case.pieces.tolist():
+        for i in range(count):
+            keeper = int(keepers[3 * shard + (page + i) // per_block])
+            found = shard, page + i, place + i * PAGE_BYTES, keeper
+            pages[keeper != 1].append(found)
+    for part, expected in zip(parts, pages, strict=True):
+        assert expected == [
+            (p[0], p[1] + i, p[3] + i * PAGE_BYTES, p[4] if p.size == 5 else 1)
+            for p in part for i in range(p[2])
+        ]  # fmt: skip
+        # nothing is cut that could stay together
+        assert not any(
+            a[0] == b[0] and a[1] + a[2] == b[1] and a[3] + a[2] * PAGE_BYTES == b[3]
+            and a[4:] == b[4:] and not _begins(case, b)
+            for a, b in pairwise(part.tolist())
+        )  # fmt: skip
+
+
+def _begins(case: _Case, piece: list[int]) -> bool:
+    return piece[:2] in case.pieces[:, :2].tolist()
 
 
 class Others:

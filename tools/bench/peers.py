@@ -4,7 +4,12 @@
 part; that one reads them from disk, and verifies them.
 
 `plain copy`: a process sends the same number of bytes out of memory, by messages of the same size
-over connections as many, with the same options of the sockets; each is copied once.
+over connections as many; each is copied once.
+
+Both have two processes with one thread of zmq each, the options of the daemon's sockets, and its
+heaps: what glibc does by itself costs libzmq a quarter of its time (pages that it gives back after
+each message). A round is 256 MB, so that the first and the last messages of connections count
+little, and the sides take turns.
 """
 
 from collections.abc import Iterator
@@ -27,6 +32,7 @@ from loaderd.api.requests import MAX_ROW_BYTES
 from loaderd.api.tcp import parse_tcp
 from loaderd.server.curve import client_options, server_options
 from loaderd.server.peer_rows import THREADS, PeerRows
+from loaderd.server.process import share_heaps
 from loaderd.server.transport import Sockets
 from tools.bench.harness import CONTEXT, BenchPlan, GraphOptions, Ratio, Run, Side
 from tools.bench.setup import free_port, make_keys, make_parts, rate, serving
@@ -36,14 +42,15 @@ ROWS, PLAIN = "rows of a peer", "plain copy"
 
 @dataclass(frozen=True)
 class PeersOptions(GraphOptions):
-    nodes: int = 400_000
+    nodes: int = 1_000_000
     degree: int = 2
     features: Annotated[int, "of 4 bytes each"] = 128
-    rounds: int = 5
+    rounds: int = 9
 
 
 def open_rows(given: PeersOptions) -> Iterator[Run]:
     """A reader of part 0, with a daemon that serves part 1."""
+    share_heaps()
     mine, theirs = make_parts(given.store(), 2)
     place = given.folder / "peers"
     place.mkdir(exist_ok=True)
@@ -81,6 +88,7 @@ def open_rows(given: PeersOptions) -> Iterator[Run]:
 
 def _serve_plain(place: str, pair: KeyPair) -> None:
     """Answers every message with as many bytes as a peer gives at most, until it is killed."""
+    share_heaps()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
     router, data = context.socket(zmq.ROUTER), np.ones(MAX_ROW_BYTES, np.uint8)
     router.copy_threshold = 0
@@ -102,6 +110,7 @@ def _copy_plain(dealer: "zmq.Socket[bytes]", count: int) -> None:
 
 def open_plain(given: PeersOptions) -> Iterator[Run]:
     """As many bytes as half of the nodes' rows have."""
+    share_heaps()
     daemon, client = make_keys(given.folder / "peers" / "keys")
     address = parse_tcp(f"tcp://127.0.0.1:{free_port()}?keys={client}")
     count = -(-given.nodes * given.features * 4 // (2 * THREADS * MAX_ROW_BYTES))

@@ -50,7 +50,15 @@ def test_every_number_of_time_steps_gives_one_gradient(ranks, case):
 
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
-@pytest.mark.parametrize("case", [HomeCase(), HomeCase(time_steps=4, migrate=True)])
+@pytest.mark.parametrize(
+    "case",
+    [
+        HomeCase(), HomeCase(time_steps=4, migrate=True),
+        HomeCase(ranks=2, time_steps=2, merge="model"),
+        HomeCase(time_steps=3, merge="model", migrate=True),
+    ],
+    ids=lambda c: "-".join(map(str, c[2:6])),
+)  # fmt: skip
 def test_every_model_and_dtype(ranks, case, kind, dtype):
     check(ranks, case._replace(kind=kind, dtype=dtype))
 
@@ -60,11 +68,13 @@ def test_a_rank_that_owns_nothing_takes_part(ranks, time_steps):
     check(ranks, HomeCase(time_steps=time_steps, migrate=True, used=2))
 
 
-@pytest.mark.parametrize("time_steps", [2, 4])
+@pytest.mark.parametrize(("world", "time_steps"), [(2, 2), (4, 2), (4, 4)])
 @pytest.mark.parametrize("sync_every", [2, 3, 5])
-@pytest.mark.parametrize("kind", ["sage", "gat"])
-def test_models_that_travel_are_trainers_that_are_averaged(ranks, kind, sync_every, time_steps):
-    case = HomeCase(kind, time_steps=time_steps, merge="model", migrate=True, steps=7)
+@pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
+def test_models_that_travel_are_trainers_that_are_averaged(
+    ranks, kind, sync_every, world, time_steps
+):
+    case = HomeCase(kind, ranks=world, time_steps=time_steps, merge="model", migrate=True, steps=7)
     case = case._replace(sync_every=sync_every)
     expected = averaged(Ranks(), case)
     found = ranks.run(at_home, case, world=case.ranks)
