@@ -1,6 +1,7 @@
 """Who may import whom, and which libraries: docs/architecture.md, "Rules for code"."""
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -157,6 +158,7 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
     "lightning": {"clients/lightning.py"},
     "torch_geometric": {"clients/pyg.py"},
 }
+MAIN_PATH = 12  # modules that decide between `next(batch)` and the disk, at most
 CLOCKED = {"threading", "queue", "concurrent", "time"}  # from blockstore/concurrency.py alone, in
 SCHEDULED = [  # what runs under the schedules of tests/schedules.py
     "blockstore/io", "loaderd/memory", "loaderd/plans", "loaderd/sampling", "loaderd/sessions",
@@ -308,6 +310,14 @@ def test_there_is_no_cycle() -> None:
 
     for module in modules:
         visit(module, ())
+
+
+def test_the_main_path_is_short() -> None:
+    """README.md lists it in the order of a batch."""
+    table = (ROOT / "README.md").read_text().partition("| module | decides |")[2]
+    names = re.findall(r"^\| `(\S+\.py)` \|", table, re.MULTILINE)
+    assert 0 < len(names) <= MAIN_PATH
+    assert not [name for name in names if not (ROOT / name).exists()]
 
 
 PURE = {"isinstance", "len", "all", "any", "int", "filled", "sum", "getbuffer", "is_held"}

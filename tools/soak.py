@@ -9,7 +9,8 @@ descriptors, threads, mappings.  Checked, beside what every scene of faults chec
 
 - none of these grows after warm-up, by the median slope over the run and from its first tenth to
   its last (`tools.faults.growth.ALLOWED`), but for kernels that are used for the first time; of
-  descriptors and threads, which sessions have while they last, the least of each stretch counts;
+  threads, which sessions have while they last, the least of each stretch counts;
+- what comes and goes with the clients stays within what these may have (`find_bounds`);
 - epoch 0 of each plan has the same sha256 of batches every time.
 
 Prints a table of figures and a line of JSON; exit code 1 if something grew.
@@ -30,6 +31,7 @@ from tools.faults.trainers import Work, read_every_plan
 
 LASTING = ("trainer 0", "trainer 1")
 CLIENTS = 2  # short-lived ones at a time
+SEMAPHORE_BYTES = 64 << 10  # that multiprocessing maps, at most
 KILLED = 0.3  # share of the short-lived clients
 
 
@@ -74,12 +76,32 @@ def soak(given: SoakOptions, made: Scene) -> Counter[str]:
     return made.finish()
 
 
+def find_bounds(made: Scene) -> dict[str, dict[str, float]]:
+    """The most that processes may hold at any moment of what comes and goes, by process.
+
+    A trainer maps one arena, from one attach to the next detach, and has touched some of its pages
+    or all of them, a huge page of 2 MiB at a time: which ones depends on the plan that it reads.
+    The daemon has two sockets for each client that is attached, and one file more while an owner
+    map is read.  Of what it keeps, single descriptors are told from this at the end
+    (`DaemonProcess.finish`).
+    """
+    before = made.daemon.before
+    assert before is not None
+    own = sum(before.files.values()) - before.files["arenas mapped"]
+    arena = max(sample.shared_bytes for sample in made.series["daemon"])
+    found: dict[str, dict[str, float]] = {
+        name: {"shared_bytes": arena + SEMAPHORE_BYTES, "arenas": 1} for name in LASTING
+    }
+    clients = len(LASTING) + CLIENTS
+    return found | {"daemon": {"descriptors": own + 2 * clients + 1, "arenas": 1}}
+
+
 def main(words: Sequence[str]) -> dict[str, Any]:
     """Run it; returns what is printed.  Raises SystemExit: something does not hold."""
     given = parse(SoakOptions, words)
     with scene(given) as made:
         counters = soak(given, made)
-    found = judge(made.series, given.warm_up)
+    found = judge(made.series, given.warm_up, bounds=find_bounds(made))
     counts = dict(made.counts) | {
         "batches": counters["batches"], "attached": counters["sessions_attached"]
     }  # fmt: skip

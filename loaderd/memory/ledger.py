@@ -12,7 +12,7 @@ from blockstore.kernels.records import EdgeRecord
 from blockstore.store import Store
 from blockstore.units import format_bytes, format_mem
 from loaderd.api.protocol import LedgerEntry, Resolved
-from loaderd.memory.reservation import least_slots
+from loaderd.memory.residency import least_slots
 from loaderd.memory.workspace import ALIGN, RowName, Sizes, workspace_bytes
 from loaderd.plans.base import Shape
 from loaderd.plans.home import RANK_BYTES

@@ -1,6 +1,31 @@
-"""Blocks brought into a pool and held there: the pool's decisions, carried out."""
+"""Blocks of files in slots of the arena: which stay there, who may pin how many, who reads them.
 
-from typing import NamedTuple
+`BlockPool` and `GraphPool` decide, without I/O, lock or thread; `Residency` carries it out.
+
+Blocks of the graph are pinned on one of three accounts:
+
+    worker    a worker thread, for the batch that it builds: at most `worker_blocks` at a time, and
+              it holds nothing else of the pool while it asks for them
+    shared    sampling for many batches together, what it reads ahead, and `load`: counted in
+              blocks, all of them together
+    file      a relation that is wholly present, pinned at once by whoever samples from it
+
+The rule: a graph pool owns at least `required()` slots, at any time.  That is what the shared
+account and the files have pinned, and the whole reserve of the workers beside it, so that a
+worker's blocks always find a slot.  A pool that owns a slot for every block of the graph needs no
+reserve.
+
+    pin on the shared account    as many as keep the rule; the others wait until some are dropped
+    pin a file                   if it keeps the rule; else its blocks are asked for one by one
+    take slots out of the pool   as many as keep the rule, and never below `minimum`
+
+While somebody waits for slots of the pool, shared pins and files are admitted as if the pool had
+given these away: who waits is served as soon as what is pinned has been used.
+"""
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,59 +33,347 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from blockstore.errors import CorruptBlock, PoolBroken
 from blockstore.io.reader import BlockReader
-from blockstore.pool import BlockPool, Hold
-from loaderd.memory.reservation import Account, Reservation
+
+WORKER_BLOCKS = 2  # that one worker pins at a time
+SHARED_BLOCKS = 2  # that the shared account can always have: one in use, one read meanwhile
+# in _file: a slot whose block could not be read, not of this pool, without a block
+_LOST, _FOREIGN, _FREE = -3, -2, -1
+
+
+class Account(enum.Enum):
+    """On whose account blocks are pinned one by one."""
+
+    WORKER = enum.auto()
+    SHARED = enum.auto()
 
 
 class PinnedBlocks(NamedTuple):
-    """Blocks that stay where they are until `drop`."""
+    """Blocks of one file that stay where they are until they are dropped."""
 
-    slots: NDArray[np.int64]
-    left_out: NDArray[np.int64]  # blocks that got no slot
-    account: Account | None = None  # that they are pinned on, where a reservation counts them
+    blocks: NDArray[np.int64]  # present ones first
+    slots: NDArray[np.int64]  # where they are, or will be once read
+    num_present: int  # the first ones; the rest is for the caller to read, then `loaded`
+    left_out: NDArray[np.int64]  # no slot could be had; not pinned
+    account: Account | None = None  # that they are pinned on, in a `GraphPool`
 
 
-class Residency:
+def least_slots(num_blocks: int, workers: int, worker_blocks: int = WORKER_BLOCKS) -> int:
+    """Slots with which a graph of so many blocks can be sampled by so many workers."""
+    return min(max(1, num_blocks), workers * worker_blocks + SHARED_BLOCKS)
+
+
+class BlockPool:
+    """Blocks in slots.  A block is pinned while somebody uses it; the longest unused goes first.
+
+    `slot_of_block[file]` int32 (num_blocks,) is what kernels read: the slot of a block whose bytes
+    are there, else -1.
+    """
+
+    def __init__(self, num_blocks: Sequence[int], num_slots: int) -> None:
+        """`num_blocks` of each file; `num_slots` of the whole arena (the pool owns none yet)."""
+        self.slot_of_block = [np.full(n, -1, np.int32) for n in num_blocks]
+        self._where = [np.full(n, -1, np.int32) for n in num_blocks]  # present or being read
+        self._present = [0] * len(num_blocks)
+        self._file = np.full(num_slots, _FOREIGN, np.int32)
+        self._block = np.zeros(num_slots, np.int64)
+        self._pins = np.zeros(num_slots, np.int32)
+        self._used = np.zeros(num_slots, np.int64)
+        self._file_pins = np.zeros(len(num_blocks) + 1, np.int64)  # [-1]: slots without a block
+        self.num_owned = 0
+        self.tick = 0  # of use: whoever holds counts it up
+
+    def add_slots(self, slots: Iterable[int]) -> None:
+        index = np.fromiter(slots, np.int64)
+        if (self._file[index] != _FOREIGN).any():
+            raise PoolBroken("slots are added to a pool that has them")
+        self._file[index] = _FREE
+        self._used[index] = -1
+        self.num_owned += index.size
+
+    def remove_slots(self, slots: NDArray[np.int64]) -> bool:
+        """Give up distinct slots; False, and nothing done, while one is pinned."""
+        if not self._evictable(slots).all():
+            return False
+        self._evict(slots)
+        self._file[slots] = _FOREIGN
+        self.num_owned -= slots.size
+        return True
+
+    def owned(self) -> NDArray[np.bool_]:
+        """Mask over the arena's slots: those of this pool."""
+        mask: NDArray[np.bool_] = self._file != _FOREIGN
+        return mask
+
+    def pinned(self) -> NDArray[np.bool_]:
+        """Mask over the arena's slots: those that cannot be given up at present."""
+        return self.owned() & ~self._evictable(np.arange(self._file.size))
+
+    def complete(self, file: int) -> bool:
+        return self._present[file] == self.slot_of_block[file].size
+
+    def num_present(self, file: int) -> int:
+        """Blocks of the file whose bytes are there."""
+        return self._present[file]
+
+    @property
+    def num_empty(self) -> int:
+        return int((self._file == _FREE).sum())
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether somebody still holds a slot of a block that could not be read."""
+        return bool((self._file == _LOST).any())
+
+    def absent(self, file: int) -> NDArray[np.int64]:
+        """Blocks of the file that are neither present nor being read."""
+        return np.flatnonzero(self._where[file] < 0)
+
+    def present_mask(self, file: int, blocks: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of `blocks` are present or being read."""
+        return self._where[file][blocks] >= 0
+
+    def hold_file(self, file: int) -> bool:
+        """Pin a file that is complete, at no cost per block; False where it is not."""
+        if not self.complete(file):
+            return False
+        self._file_pins[file] += 1
+        return True
+
+    def drop_file(self, file: int) -> None:
+        """Unpin a file once.  Raises PoolBroken: it is not pinned."""
+        if self._file_pins[file] == 0:
+            raise PoolBroken(f"file {file} is dropped, nobody holds it")
+        self._file_pins[file] -= 1
+
+    def hold(self, file: int, blocks: NDArray[np.int64], min_age: int = 0) -> PinnedBlocks:
+        """Pin distinct blocks; those absent get a slot that is free or unused for `min_age` ticks.
+
+        The caller reads the blocks after `num_present` and then calls `loaded` (or `failed`).  A
+        block in another caller's hands counts as present: wait until `slot_of_block` shows it.
+        """
+        return self._pin(file, blocks, *self._choose(file, blocks, min_age))
+
+    def try_hold(
+        self, file: int, blocks: NDArray[np.int64], min_age: int, account: Account | None
+    ) -> PinnedBlocks | None:
+        """As `hold`, on an account; None: nothing can be pinned before others drop theirs."""
+        assert account is None
+        return self.hold(file, blocks, min_age)
+
+    def unpin(self, held: PinnedBlocks) -> None:
+        """Give back what `try_hold` pinned."""
+        self.drop(held.slots)
+
+    def _choose(
+        self, file: int, blocks: NDArray[np.int64], min_age: int
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """Which of the blocks are present or being read, and slots for the others."""
+        where = self._where[file][blocks]
+        here = where >= 0
+        return here, self._candidates(blocks.size - int(here.sum()), min_age, where[here])
+
+    def _pin(
+        self,
+        file: int,
+        blocks: NDArray[np.int64],
+        here: NDArray[np.bool_],
+        slots: NDArray[np.int64],
+    ) -> PinnedBlocks:
+        """Pin what is here, and what gets these slots."""
+        found = self._where[file][blocks[here]].astype(np.int64)
+        absent = blocks[~here]
+        taken, left_out = absent[: slots.size], absent[slots.size :]
+        held = PinnedBlocks(
+            np.concatenate([blocks[here], taken]),
+            np.concatenate([found, slots]),
+            found.size,
+            left_out,
+        )
+        self._evict(slots)  # first: it may find no memory, and nothing is pinned then
+        self._pins[found] += 1
+        self._used[found] = self.tick
+        self._file[slots], self._block[slots] = file, taken
+        self._pins[slots], self._used[slots] = 1, self.tick
+        self._where[file][taken] = slots
+        return held
+
+    def loaded(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+        """The bytes of these held blocks are in their slots now."""
+        self.slot_of_block[file][blocks] = slots
+        self._present[file] += blocks.size
+
+    def failed(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+        """These held blocks could not be read.  Whoever holds one, this caller too, drops its slot.
+
+        Until the last one did, the slots stay what they are: `lost`.
+        """
+        self._where[file][blocks] = -1
+        self._file[slots], self._used[slots] = _LOST, -1
+
+    def settled(self, file: int, slots: NDArray[np.int64]) -> bool:
+        """Whether no held slot of these is being read into: each holds its block, or lost it."""
+        there = self.slot_of_block[file][self._block[slots]] == slots
+        return bool((there | self.lost(slots)).all())
+
+    def lost(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these held slots belong to a block that could not be read."""
+        result: NDArray[np.bool_] = self._file[slots] == _LOST
+        return result
+
+    def drop(self, slots: NDArray[np.int64]) -> None:
+        """Unpin held blocks by their slots."""
+        if (self._pins[slots] == 0).any():
+            raise PoolBroken("slots are dropped that nobody holds")
+        self._pins[slots] -= 1
+        self._file[slots[(self._file[slots] == _LOST) & (self._pins[slots] == 0)]] = _FREE
+
+    def _evictable(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        file = self._file[slots]
+        free = (file != _FOREIGN) & (self._pins[slots] == 0)
+        result: NDArray[np.bool_] = free & (self._file_pins[np.maximum(file, -1)] == 0)
+        return result
+
+    def _candidates(self, count: int, min_age: int, kept: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Up to `count` slots for new blocks but for those `kept`: free, then longest unused."""
+        if count == 0:
+            return np.empty(0, np.int64)
+        evictable = self._evictable(np.arange(self._file.size))
+        evictable[kept] = False
+        candidates = np.flatnonzero(evictable)
+        if min_age:
+            used = self._used[candidates]
+            candidates = candidates[(used < 0) | (used <= self.tick - min_age)]
+        if candidates.size > count:
+            oldest = np.argsort(self._used[candidates], kind="stable")[:count]
+            candidates = np.sort(candidates[oldest])
+        return candidates
+
+    def _evict(self, slots: NDArray[np.int64]) -> None:
+        file, block = self._file[slots], self._block[slots]
+        for f in np.unique(file[file >= 0]):
+            blocks = block[file == f]
+            self._present[f] -= int((self.slot_of_block[f][blocks] >= 0).sum())
+            self.slot_of_block[f][blocks] = -1
+            self._where[f][blocks] = -1
+        self._file[slots] = _FREE
+        self._used[slots] = -1
+
+
+class GraphPool(BlockPool):
+    """Blocks of the graph, pinned on accounts by the rule above."""
+
+    def __init__(
+        self,
+        num_blocks: Sequence[int],
+        num_slots: int,
+        workers: int,
+        worker_blocks: int = WORKER_BLOCKS,
+    ) -> None:
+        super().__init__(num_blocks, num_slots)
+        self.worker_blocks, self._reserve = worker_blocks, workers * worker_blocks
+        self._total = sum(num_blocks)
+        # slots that the pool always keeps
+        self.minimum = least_slots(self._total, workers, worker_blocks)
+        self.on_account = dict.fromkeys(Account, 0)  # blocks, one that two pin counts twice
+        self.file_blocks = 0  # of the files that are pinned
+        self.wanted = 0  # slots of the arena that somebody waits for
+
+    def required(self, file_blocks: int = 0) -> int:
+        """Slots that the pool must own, with so many blocks of files more."""
+        files = self.file_blocks + file_blocks
+        shared = max(SHARED_BLOCKS, self.on_account[Account.SHARED])
+        return min(self._total, files + shared + min(self._reserve, self._total - files))
+
+    def shared_room(self) -> int:
+        """Blocks that the shared account may have in all."""
+        if (owned := self._after_waiting()) >= self._total:
+            return self._total
+        reserve = min(self._reserve, self._total - self.file_blocks)
+        return max(SHARED_BLOCKS, owned - self.file_blocks - reserve)
+
+    def hold_file(self, file: int) -> bool:
+        more = 0 if self._file_pins[file] else self.slot_of_block[file].size
+        if self._after_waiting() < self.required(more) or not super().hold_file(file):
+            return False
+        self.file_blocks += more
+        return True
+
+    def drop_file(self, file: int) -> None:
+        super().drop_file(file)
+        if not self._file_pins[file]:
+            self.file_blocks -= self.slot_of_block[file].size
+
+    def try_hold(
+        self, file: int, blocks: NDArray[np.int64], min_age: int, account: Account | None
+    ) -> PinnedBlocks | None:
+        """A worker's blocks are pinned all at once, or not yet; of others as many as may be.
+
+        Raises PoolBroken: what is pinned leaves less than the rule says.
+        """
+        assert account is not None
+        if account is Account.WORKER:
+            if blocks.size > self.worker_blocks:
+                raise PoolBroken(
+                    f"a worker asks for {blocks.size} graph blocks at a time, expected at most "
+                    f"{self.worker_blocks}"
+                )
+            room = self._reserve - self.on_account[account]
+            count = blocks.size if blocks.size <= room else 0
+        else:
+            count = max(0, min(blocks.size, self.shared_room() - self.on_account[account]))
+        if count == 0 and blocks.size:
+            return None
+        here, slots = self._choose(file, blocks[:count], min_age)
+        if slots.size < count - int(here.sum()):
+            # a block that could not be read keeps its slot until all who waited for it were told
+            if self.has_lost:
+                return None
+            raise PoolBroken(
+                f"{count} graph blocks find no slot though they are reserved: {self.num_owned} "
+                f"slots, pinned {self.on_account} and {self.file_blocks} in files"
+            )
+        held = self._pin(file, blocks[:count], here, slots)
+        self.on_account[account] += count
+        return held._replace(left_out=blocks[count:], account=account)
+
+    def unpin(self, held: PinnedBlocks) -> None:
+        super().unpin(held)
+        assert held.account is not None
+        self.on_account[held.account] -= held.slots.size
+
+    def _after_waiting(self) -> int:
+        """Slots that the pool will own after those who wait have taken theirs."""
+        return min(self.num_owned, max(self.minimum, self.num_owned - self.wanted))
+
+
+PoolT_co = TypeVar("PoolT_co", bound=BlockPool, covariant=True)
+
+
+class Residency(Generic[PoolT_co]):
     """Holds blocks of some files of a reader for worker threads; reads what is absent."""
 
     def __init__(
         self,
-        pool: BlockPool,
+        pool: PoolT_co,
         reader: BlockReader,
         first_file: int,
         changed: concurrency.Condition,
-        reservation: Reservation | None = None,
     ) -> None:
-        """File f of the pool is file `first_file + f` of the reader; `changed` guards the pool.
-
-        reservation   who may pin how much; None: whatever finds a slot
-        """
+        """File f of the pool is file `first_file + f` of the reader; `changed` guards the pool."""
         self.pool, self._reader, self._first_file, self._changed = pool, reader, first_file, changed
-        self.reservation = reservation
         # blocks that were wanted, counted under `changed`; a whole file that is here counts as one
         self.hits = self.misses = 0
         self._failure = ""  # why blocks could last not be read; under `changed`
 
-    @property
-    def worker_blocks(self) -> int:
-        assert self.reservation is not None
-        return self.reservation.worker_blocks
-
-    @property
-    def shared_room(self) -> int:
+    def shared_room(self: "Residency[GraphPool]") -> int:
         """Blocks that may be held at a time, at present, by all that hold them for many batches."""
-        assert self.reservation is not None
         with self._changed:
-            return self.reservation.shared_room(self.pool.num_owned)
+            return self.pool.shared_room()
 
     def hold_file(self, file: int) -> bool:
         """Hold a file that is wholly present; False: it is not, or others need the slots."""
         with self._changed:
-            whole = self.pool.complete(file) and (
-                self.reservation is None or self.reservation.admit_file(file, self.pool.num_owned)
-            )
-            if whole:
-                self.pool.hold_file(file)
+            whole = self.pool.hold_file(file)
             self.hits += whole
             return whole
 
@@ -68,97 +381,64 @@ class Residency:
         """Unpin a file once, after `hold_file` returned True."""
         with self._changed:
             self.pool.drop_file(file)
-            if self.reservation is not None:
-                self.reservation.release_file(file)
             self._changed.notify_all()
 
     def present(self, file: int, blocks: NDArray[np.int64]) -> NDArray[np.bool_]:
         with self._changed:
             return self.pool.present_mask(file, blocks)
 
-    def load(self, file: int) -> None:
+    def load(self: "Residency[GraphPool]", file: int) -> None:
         """Read blocks that are absent into slots that hold none, as far as others leave room.
 
         Nothing is waited for but the disk, and nothing has to leave.  Raises CorruptBlock, OSError.
         """
-        assert self.reservation is not None
         while True:
             with self._changed:
-                pool, reservation = self.pool, self.reservation
-                room = reservation.shared_room(pool.num_owned)
-                room -= reservation.pinned[Account.SHARED]
+                pool = self.pool
+                room = pool.shared_room() - pool.on_account[Account.SHARED]
                 blocks = pool.absent(file)[: max(0, min(room, pool.num_empty))]
                 if not blocks.size:
                     return
-                hold = self._claim(file, blocks, 0, Account.SHARED)
-            self.drop(self._read(file, hold, Account.SHARED))
+                held = self._claim(file, blocks, 0, Account.SHARED)
+            self._read(file, held)
+            self.drop(held)
 
     def hold(
         self, file: int, blocks: NDArray[np.int64], min_age: int = 0, account: Account | None = None
     ) -> PinnedBlocks:
         """Hold distinct, ascending blocks, reading those that are absent and can get a slot.
 
-        account   of a pool with a reservation: a worker waits until all of its blocks find a slot,
-                  others until some do
+        account   of a `GraphPool`: a worker waits until all of its blocks find a slot, others until
+                  some do
 
         Raises CorruptBlock, OSError: a block could not be read; nothing is held then.
         """
         with self._changed:
-            hold = self._claim(file, blocks, min_age, account)
-        return self._read(file, hold, account)
+            held = self._claim(file, blocks, min_age, account)
+        self._read(file, held)
+        return held
 
     def _claim(
         self, file: int, blocks: NDArray[np.int64], min_age: int, account: Account | None
-    ) -> Hold:
-        """Slots for blocks, as the reservation admits them; called under the lock."""
-        if account is None:
-            hold = self.pool.hold(file, blocks, min_age)
-        else:
-            found: list[Hold] = []
-            self._changed.wait_for(lambda: self._admit(file, blocks, account, found))
-            (hold,) = found
-        self.hits += hold.num_present
-        self.misses += hold.blocks.size - hold.num_present + hold.left_out.size
-        return hold
+    ) -> PinnedBlocks:
+        """Slots for blocks, as soon as the pool has some; called under the lock."""
+        if (held := self.pool.try_hold(file, blocks, min_age, account)) is None:
+            found: list[PinnedBlocks] = []
 
-    def _admit(
-        self, file: int, blocks: NDArray[np.int64], account: Account, found: list[Hold]
-    ) -> bool:
-        """Put into `found` what can be pinned now; False: nothing can.
+            def try_again() -> bool:
+                if (later := self.pool.try_hold(file, blocks, min_age, account)) is not None:
+                    found.append(later)
+                return bool(found)
 
-        Raises PoolBroken: what is pinned leaves less than the reservation says.
-        """
-        reservation, pool = self.reservation, self.pool
-        assert reservation is not None
-        if account is Account.WORKER and blocks.size > reservation.worker_blocks:
-            raise PoolBroken(
-                f"a worker asks for {blocks.size} graph blocks at a time, expected at most "
-                f"{reservation.worker_blocks}"
-            )
-        count = reservation.admit(account, blocks.size, pool.num_owned)
-        if count == 0 and blocks.size:
-            return False
-        try:
-            hold = pool.hold_all(file, blocks[:count])
-        except BaseException:
-            reservation.release(account, count)
-            raise
-        if hold is None:
-            reservation.release(account, count)
-            # a block that could not be read keeps its slot until all who waited for it were told
-            if pool.has_lost:
-                return False
-            raise PoolBroken(
-                f"{count} graph blocks find no slot though they are reserved: {pool.num_owned} "
-                f"slots, pinned {dict(reservation.pinned)} and {reservation.file_blocks} in files"
-            )
-        found.append(hold._replace(left_out=blocks[count:]))
-        return True
+            self._changed.wait_for(try_again)
+            (held,) = found
+        self.hits += held.num_present
+        self.misses += held.blocks.size - held.num_present + held.left_out.size
+        return held
 
-    def _read(self, file: int, hold: Hold, account: Account | None) -> PinnedBlocks:
-        """Read what was claimed, and wait for what others read."""
-        n, held = hold.num_present, PinnedBlocks(hold.slots, hold.left_out, account)
-        wanted, slots = hold.blocks[n:], hold.slots[n:]
+    def _read(self, file: int, held: PinnedBlocks) -> None:
+        """Read what was claimed, and wait for what others read; nothing is held after an error."""
+        wanted, slots = held.blocks[held.num_present :], held.slots[held.num_present :]
         try:
             if wanted.size:
                 self._reader.read(self._first_file + file, wanted, slots)
@@ -173,8 +453,7 @@ class Residency:
         with self._changed:
             self.pool.loaded(file, wanted, slots)
             self._changed.notify_all()
-            self._wait(file, hold, account)
-        return held
+            self._wait(file, held)
 
     def drop(self, held: PinnedBlocks) -> None:
         if held.slots.size:
@@ -182,10 +461,8 @@ class Residency:
                 self._unpin(held)
 
     def _unpin(self, held: PinnedBlocks) -> None:
-        """Give back slots, and what the reservation counts of them; called under the lock."""
-        self.pool.drop(held.slots)
-        if held.account is not None and self.reservation is not None:
-            self.reservation.release(held.account, held.slots.size)
+        """Called under the lock."""
+        self.pool.unpin(held)
         self._changed.notify_all()
 
     def tick(self) -> None:
@@ -193,14 +470,14 @@ class Residency:
         with self._changed:
             self.pool.tick += 1
 
-    def _wait(self, file: int, hold: Hold, account: Account | None = None) -> None:
+    def _wait(self, file: int, held: PinnedBlocks) -> None:
         """Until other threads have read what they began; raises if one of them failed."""
-        slots = hold.slots[: hold.num_present]
+        slots = held.slots[: held.num_present]
         try:
             self._changed.wait_for(lambda: self.pool.settled(file, slots))
             lost = self.pool.lost(slots)
             if lost.any():
-                block = int(hold.blocks[: hold.num_present][lost][0])
+                block = int(held.blocks[: held.num_present][lost][0])
                 of = self._reader.files[self._first_file + file]
                 shard, offset = of.geometry.locate(block)
                 raise CorruptBlock(
@@ -208,5 +485,5 @@ class Residency:
                     f"batch: {self._failure}"
                 )
         except BaseException:
-            self._unpin(PinnedBlocks(hold.slots, hold.left_out, account))
+            self._unpin(held)
             raise

@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 
 from blockstore import concurrency
 from blockstore.errors import PoolBroken
-from blockstore.pool import BlockPool
 from loaderd.api.errors import Refused, Shortage
 from loaderd.memory.ledger import LEAST_SESSION
-from loaderd.memory.reservation import Reservation
+from loaderd.memory.residency import BlockPool, GraphPool
 
 LOOK_WAIT_S = 1.0  # the same, where there is another way
 WAIT_S = 20.0  # for batches in flight to give back what an attach needs
@@ -38,28 +37,26 @@ class SlotBroker:
     """Takes slots out of the pools for workspaces and sessions, and puts them back.
 
     Each slot belongs to one of both pools.  What is taken comes from the row pool, from the top,
-    and only then from the graph pool, as far as its reservation allows.  Slots may go to another
+    and only then from the graph pool, as far as its rule allows.  Slots may go to another
     store's broker.
     """
 
     def __init__(
         self,
-        graph: BlockPool,
+        graph: GraphPool,
         rows: BlockPool,
         changed: concurrency.Condition,
         slots: Sequence[int],
         graph_slots: int,
-        reservation: Reservation,
         name_mem: Callable[[int], str],
     ) -> None:
         """`changed` guards both pools and is notified whenever a pin goes.
 
         slots         of the arena that are this broker's; the first `graph_slots` are the graph's
-        reservation   what of the graph pool may be taken
         name_mem      the --mem with which there are so many slots more
         """
         self._graph, self._rows, self._changed = graph, rows, changed
-        self._reservation, self._name_mem = reservation, name_mem
+        self._name_mem = name_mem
         self.num_slots = len(slots)
         self._of_graph = np.zeros(graph.owned().size, np.bool_)
         self._of_graph[np.asarray(slots[:graph_slots], np.int64)] = True
@@ -96,7 +93,7 @@ class SlotBroker:
 
     def _most_ceded(self) -> int:
         owned = self._rows.num_owned + self._graph.num_owned
-        return owned - self._reservation.minimum - LEAST_SESSION
+        return owned - self._graph.minimum - LEAST_SESSION
 
     def _give_away(self, slots: NDArray[np.int64]) -> list[int]:
         given = self._remove(slots)
@@ -157,7 +154,7 @@ class SlotBroker:
     def pooled(self) -> int:
         """Slots that are the pools', but for those that the graph always keeps."""
         with self._changed:
-            spare = max(0, self._graph.num_owned - self._reservation.minimum)
+            spare = max(0, self._graph.num_owned - self._graph.minimum)
             return self._rows.num_owned + spare
 
     def free(self) -> int:
@@ -237,11 +234,11 @@ class SlotBroker:
         """Whether `found` came true in time; meanwhile fewer graph blocks are admitted."""
         if found():
             return True
-        self._reservation.wanted += count
+        self._graph.wanted += count
         try:
             return self._changed.wait_for(found, wait_s)
         finally:
-            self._reservation.wanted -= count
+            self._graph.wanted -= count
             self._changed.notify_all()
 
     def _check_limit(self, count: int) -> None:
@@ -273,9 +270,9 @@ class SlotBroker:
     def _free_mask(self, pinned: bool = False) -> NDArray[np.bool_]:
         """Slots that may be taken; `pinned`: those, too, that something holds at present."""
         free, of_graph = self._rows.owned(), self._graph.owned()
-        kept = self._reservation.minimum
+        kept = self._graph.minimum
         if not pinned:
-            kept = max(kept, self._reservation.required())
+            kept = max(kept, self._graph.required())
             free, of_graph = free & ~self._rows.pinned(), of_graph & ~self._graph.pinned()
         graph, spare = np.flatnonzero(of_graph), self._graph.num_owned - kept
         if spare > 0 and graph.size:

@@ -12,7 +12,7 @@ from blockstore.kernels.order import mark_missing, missing_keys, order_by_block,
 from blockstore.kernels.rows import ABSENT, RowView, address_rows, mark_blocks
 from loaderd.memory.blob import Written
 from loaderd.memory.ledger import ServedRows
-from loaderd.memory.residency import PinnedBlocks, Residency
+from loaderd.memory.residency import BlockPool, PinnedBlocks, Residency
 from loaderd.memory.workspace import Workspace
 
 
@@ -55,7 +55,7 @@ class Addressed(NamedTuple):
 class RowAssembler:
     """Addresses rows; brings those that cannot stay through transit slots into row areas."""
 
-    def __init__(self, files: ServedFiles, residency: Residency) -> None:
+    def __init__(self, files: ServedFiles, residency: Residency[BlockPool]) -> None:
         self._residency, self._reader, self._data = residency, files.reader, files.data
         self._first_file, slot_bytes = files.first_file, files.slot_bytes
         self.files = []

@@ -29,8 +29,7 @@ from blockstore.kernels.sample import (
 )
 from blockstore.store import Store
 from loaderd.memory.ledger import first_items, has_edge_rows
-from loaderd.memory.reservation import Account
-from loaderd.memory.residency import Residency
+from loaderd.memory.residency import Account, GraphPool, Residency
 from loaderd.memory.workspace import StoreTables, Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.roots import Roots
@@ -72,7 +71,11 @@ class Topology:
     """Samples from graph blocks, wherever the pool holds them."""
 
     def __init__(
-        self, store: Store, residency: Residency, data: NDArray[np.uint8], slot_bytes: int
+        self,
+        store: Store,
+        residency: Residency[GraphPool],
+        data: NDArray[np.uint8],
+        slot_bytes: int,
     ) -> None:
         manifest = store.manifest
         self.residency, self._data, self._slot_bytes = residency, data, slot_bytes
@@ -319,7 +322,7 @@ class Topology:
         counts = -(-degrees[long] // view.capacity)
         part = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         parts = np.stack([np.repeat(long, counts), part], axis=1)
-        share = self.residency.worker_blocks
+        share = self.residency.pool.worker_blocks
         for i in range(0, len(parts), share):
             own = parts[i : i + share]
             needed = np.unique(blocks[own[:, 0]] + own[:, 1])
@@ -374,7 +377,7 @@ class Topology:
 
     def _held(self, relation: int, needed: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """`needed` in groups of a worker's share, those in memory first, each held in turn."""
-        here, share = self.residency.present(relation, needed), self.residency.worker_blocks
+        here, share = self.residency.present(relation, needed), self.residency.pool.worker_blocks
         for part in (needed[here], needed[~here]):
             for i in range(0, part.size, share):
                 group = part[i : i + share]

@@ -32,7 +32,7 @@ from loaderd.api.protocol import (
 )
 from loaderd.memory.guarded import Guarded, Lock
 from loaderd.memory.ledger import Budget, EngineSettings, arrays_of
-from loaderd.memory.residency import Residency
+from loaderd.memory.residency import GraphPool, Residency
 from loaderd.memory.slots import WAIT_S, SlotBroker
 from loaderd.monitoring.devicecost import DeviceGauge
 from loaderd.monitoring.logs import tell
@@ -211,7 +211,7 @@ class StoreResources:
     gauge: DeviceGauge
     workers: WorkerPool
     trace: Trace | None
-    graph: Residency
+    graph: Residency[GraphPool]
     topology: Topology
     assembler: RowAssembler
     builder: Builder

@@ -12,8 +12,7 @@ from blockstore import concurrency
 from blockstore.closing import Closing
 from blockstore.io.elsewhere import Elsewhere
 from blockstore.io.reader import BlockReader
-from blockstore.pool import BlockPool
-from blockstore.store import BlockedFile, Store, scan_rows
+from blockstore.store import Store, scan_rows
 from loaderd.api.errors import SessionLost, Shortage, ShuttingDown
 from loaderd.api.protocol import Attach, Attached, LedgerEntry, Release, Resolved, Start
 from loaderd.memory.guarded import Guarded
@@ -26,8 +25,7 @@ from loaderd.memory.ledger import (
     make_budget,
     rows_of,
 )
-from loaderd.memory.reservation import Reservation
-from loaderd.memory.residency import Residency
+from loaderd.memory.residency import BlockPool, GraphPool, Residency
 from loaderd.memory.slots import LOOK_WAIT_S, WAIT_S, RequestArea, SlotBroker
 from loaderd.memory.workspace import StoreTables
 from loaderd.monitoring.devicecost import DeviceGauge
@@ -122,14 +120,14 @@ class Engine(Closing):
             BlockReader(files, arena.data, budget.slot_bytes, shared.readers, rows_elsewhere)
         )
         changed = concurrency.Condition()
-        graph = self._pool(files[:first_rows])
-        rows = self._pool(files[first_rows:first_copied])
-        reservation = Reservation([r.num_blocks for r in manifest.relations], self.settings.workers)
+        num_blocks = [f.geometry.num_blocks for f in files]
+        graph = GraphPool(num_blocks[:first_rows], arena.num_slots, self.settings.workers)
+        rows = BlockPool(num_blocks[first_rows:first_copied], arena.num_slots)
         self.broker = SlotBroker(
-            graph, rows, changed, slots, budget.graph_slots, reservation,
+            graph, rows, changed, slots, budget.graph_slots,
             lambda more: enough_mem(self.settings, budget.unused_bytes, more * budget.slot_bytes),
         )  # fmt: skip
-        self.graph = Residency(graph, self.reader, 0, changed, reservation)
+        self.graph = Residency(graph, self.reader, 0, changed)
         self.rows = Residency(rows, self.reader, first_rows, changed)
         topology = Topology(store, self.graph, arena.data, budget.slot_bytes)
         topology.relations = [index.kept(tables) for index in topology.relations]
@@ -151,9 +149,6 @@ class Engine(Closing):
             first_propagated=first_propagated, draining=concurrency.Event(),
             ended=self._ended, lock=self.lock, closer=shared.closer,
         )  # fmt: skip
-
-    def _pool(self, files: Sequence[BlockedFile]) -> BlockPool:
-        return BlockPool([f.geometry.num_blocks for f in files], self.arena.num_slots)
 
     @property
     def least_slots(self) -> int:

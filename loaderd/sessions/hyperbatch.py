@@ -37,11 +37,10 @@ from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Wor
 from loaderd.sampling.hyperbatch.sizing import HyperSizing
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, Kind, Opening, StoreResources
-from loaderd.sessions.build import BatchSpec
+from loaderd.sessions.build import BatchInProgress, BatchSpec, Placement
 from loaderd.sessions.lookahead import LookAhead, SessionDraft, block_sampler, row_cost
 from loaderd.sessions.resolve import make_plan
 from loaderd.sessions.sampled import SampledSession, nothing_missing, open_session
-from loaderd.sessions.session import BatchInProgress, Placement
 from loaderd.sessions.sizing import (
     Asked,
     BatchMemory,

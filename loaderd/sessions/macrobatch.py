@@ -24,10 +24,9 @@ from loaderd.sampling.macrobatch.sizing import MacroSizing, cut_macro
 from loaderd.sampling.rows import Addressed
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, Kind, Opening, StoreResources
-from loaderd.sessions.build import BatchSpec, sample_from
+from loaderd.sessions.build import BatchInProgress, BatchSpec, sample_from
 from loaderd.sessions.resolve import seed_type
 from loaderd.sessions.sampled import SampledSession, nothing_missing
-from loaderd.sessions.session import BatchInProgress
 from loaderd.sessions.sizing import (
     SMALLER,
     Asked,

@@ -26,8 +26,7 @@ from loaderd.sampling.failures import error_text, failure
 from loaderd.sampling.rows import Addressed, Pins
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Consumer, Kind, Opening, Out, StoreResources, describe
-from loaderd.sessions.build import BatchSpec
-from loaderd.sessions.session import BatchInProgress, Placement, RowSizes, SessionState
+from loaderd.sessions.build import BatchInProgress, BatchSpec, Placement, RowSizes, SessionState
 from loaderd.sessions.sizing import (
     SMALLER,
     Asked,

@@ -9,6 +9,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from blockstore import concurrency
+from loaderd.api.errors import Refused, SessionLost
 from loaderd.api.protocol import (
     Attach,
     Attached,
@@ -17,8 +18,10 @@ from loaderd.api.protocol import (
     ErrorReply,
     HomePlacement,
     LedgerEntry,
+    Release,
     Resolved,
     SessionStatus,
+    Start,
     StoreStatus,
 )
 from loaderd.memory.guarded import Guarded
@@ -85,7 +88,7 @@ class StreamGroup:
 
 
 class StreamRegistry:
-    """Called under `lock`, that of the daemon's sessions."""
+    """Called under `lock`, that of the daemon's sessions, which what clients ask takes itself."""
 
     def __init__(
         self,
@@ -121,6 +124,61 @@ class StreamRegistry:
     def streams(self) -> dict[Stream, StreamGroup]:
         """All that have not ended, also those that nobody may join any more."""
         return self._streams()
+
+    # -- what clients ask -------------------------------------------------------------------------
+
+    def detach(self, session: int) -> None:
+        """Close a session; what it was leased is free."""
+        with self.lock:
+            if session not in self.sessions:
+                return
+            cursor, group = self.sessions[session]
+            cursor.meter.end()
+            add_counts(self.times, cursor.meter.times())
+            self.give_back(cursor)
+            del self.sessions[session], group.cursors[session]
+            self.move(cursor, None)
+            self.forget_group(group)
+
+    def start(self, start: Start) -> None:
+        """Begin a run: what the session was leased is taken back.  Raises SessionLost, Refused."""
+        with self.lock:
+            if start.session not in self.sessions:
+                raise SessionLost(f"session {start.session} is not open")
+            cursor, group = self.sessions[start.session]
+            if start.run <= cursor.run:
+                return
+            if min(start.epoch, start.step, start.stride - 1) < 0:
+                raise Refused(
+                    f"epoch {start.epoch}, step {start.step}, stride {start.stride}: "
+                    "expected 0 or more, 0 or more, 1 or more"
+                )
+            macro = group.key.resolved.macro
+            if macro is not None and macro.waiting and start.stride > 1:
+                raise Refused("reuse while waiting: expected no DataLoader workers beside the one")
+            self.give_back(cursor)
+            cursor.run, cursor.epoch, cursor.stride = start.run, start.epoch, start.stride
+            cursor.step, cursor.active = start.step * cursor.world + cursor.rank, True
+            cursor.avoids = None
+            steps = group.attached.num_steps
+            cursor.meter.begin(len(range(start.step, steps, start.stride)))
+            self.find_place(cursor)
+
+    def release(self, release: Release) -> None:
+        with self.lock:
+            cursor, _ = self.sessions.get(release.session, (None, None))
+            if cursor is None or release.run != cursor.run:
+                return
+            batch = cursor.held.get(release.step * cursor.world + cursor.rank)
+            if batch is not None:
+                if batch.stream.release(cursor, batch, release.group):
+                    cursor.batches += 1
+                    cursor.meter.released()
+                batch.stream.send()
+                self.tidy(batch.stream)
+                self._place_waiting(batch.stream)
+            if cursor.active and cursor.stream is None and not cursor.waits:
+                self.find_place(cursor)  # it fell behind, and is alive
 
     # -- streams ----------------------------------------------------------------------------------
 
@@ -284,16 +342,6 @@ class StreamRegistry:
             self.left_behind += 1
             self.move(cursor, None)
         stream.send()
-
-    def release(self, cursor: Cursor, step: int, group: int) -> None:
-        batch = cursor.held.get(step)
-        if batch is not None:
-            if batch.stream.release(cursor, batch, group):
-                cursor.batches += 1
-                cursor.meter.released()
-            batch.stream.send()
-            self.tidy(batch.stream)
-            self._place_waiting(batch.stream)
 
     def give_back(self, cursor: Cursor) -> None:
         """A session wants and holds nothing any more; it stays at its stream."""

@@ -16,20 +16,17 @@ from blockstore import concurrency
 from blockstore.closing import Closing
 from blockstore.errors import StoreError
 from blockstore.store import Store
-from loaderd.api.errors import DaemonError, Refused, SessionLost
+from loaderd.api.errors import DaemonError, Refused
 from loaderd.api.protocol import (
     Attach,
     Attached,
     LedgerEntry,
-    Release,
     Resolved,
     SessionStatus,
-    Start,
     StoreStatus,
 )
 from loaderd.memory.ledger import LEAST_SESSION, request_bytes
 from loaderd.memory.slots import RequestArea, SlotBroker
-from loaderd.monitoring.meter import add_counts
 from loaderd.plans.base import EVERY_RANK
 from loaderd.sampling.failures import error_text
 from loaderd.sessions.base import Deliver
@@ -74,6 +71,9 @@ class StreamService(Closing):
         )
         self._opener = StreamOpener(stores, self._registry)
         self._watch = StragglerWatch(self._registry, self._opener)
+        # what clients ask of sessions that are open
+        self.start, self.release = self._registry.start, self._registry.release
+        self.detach = self._registry.detach
 
     def close(self) -> None:
         self._watch.close()
@@ -193,53 +193,6 @@ class StreamService(Closing):
                         group.attached, request=request.request, session=number, window=window
                     )
         return None
-
-    def detach(self, session: int) -> None:
-        """Close a session; what it was leased is free."""
-        with self._registry.lock:
-            if session not in self._registry.sessions:
-                return
-            cursor, group = self._registry.sessions[session]
-            cursor.meter.end()
-            add_counts(self._registry.times, cursor.meter.times())
-            self._registry.give_back(cursor)
-            del self._registry.sessions[session], group.cursors[session]
-            self._registry.move(cursor, None)
-            self._registry.forget_group(group)
-
-    def start(self, start: Start) -> None:
-        """Begin a run: what the session was leased is taken back.  Raises SessionLost, Refused."""
-        with self._registry.lock:
-            if start.session not in self._registry.sessions:
-                raise SessionLost(f"session {start.session} is not open")
-            cursor, group = self._registry.sessions[start.session]
-            if start.run <= cursor.run:
-                return
-            if min(start.epoch, start.step, start.stride - 1) < 0:
-                raise Refused(
-                    f"epoch {start.epoch}, step {start.step}, stride {start.stride}: "
-                    "expected 0 or more, 0 or more, 1 or more"
-                )
-            macro = group.key.resolved.macro
-            if macro is not None and macro.waiting and start.stride > 1:
-                raise Refused("reuse while waiting: expected no DataLoader workers beside the one")
-            self._registry.give_back(cursor)
-            cursor.run, cursor.epoch, cursor.stride = start.run, start.epoch, start.stride
-            cursor.step, cursor.active = start.step * cursor.world + cursor.rank, True
-            cursor.avoids = None
-            steps = group.attached.num_steps
-            cursor.meter.begin(len(range(start.step, steps, start.stride)))
-            self._registry.find_place(cursor)
-
-    def release(self, release: Release) -> None:
-        with self._registry.lock:
-            cursor, _ = self._registry.sessions.get(release.session, (None, None))
-            if cursor is None or release.run != cursor.run:
-                return
-            step = release.step * cursor.world + cursor.rank
-            self._registry.release(cursor, step, release.group)
-            if cursor.active and cursor.stream is None and not cursor.waits:
-                self._registry.find_place(cursor)  # it fell behind, and is alive
 
     def parts(self) -> list[Store]:
         """Stores that are served now and are parts."""

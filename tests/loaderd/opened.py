@@ -45,7 +45,7 @@ def wait_held(engine: Engine, before: Any) -> None:
     end = time.monotonic() + WAIT_S
     while held(engine) != before:
         assert time.monotonic() < end, (held(engine), before)
-    assert engine.graph.reservation.idle
+    assert not any(engine.graph.pool.on_account.values())
 
 
 @dataclass

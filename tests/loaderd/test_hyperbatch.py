@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from blockstore.errors import CorruptBlock
 from blockstore.io.buffers import aligned_buffer
 from blockstore.io.reader import BlockReader
-from blockstore.pool import BlockPool
 from blockstore.store import open_store, read_rows
 from loaderd.memory.ledger import served_rows
+from loaderd.memory.residency import BlockPool
 from loaderd.plans.hyperbatch import block_schedule
 from loaderd.sampling.hyperbatch.rowcache import (
     CacheShare,

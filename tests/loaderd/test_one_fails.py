@@ -39,7 +39,7 @@ Place = tuple[tuple[str, int], ...]
 ALLOCATORS = ("empty", "zeros", "full", "concatenate", "flatnonzero", "unique", "diff", "cumsum",
               "argsort", "split", "repeat", "stack")  # fmt: skip
 WITH_NUMPY = ("loaderd.sessions", "loaderd.sampling", "loaderd.memory", "loaderd.plans",
-              "blockstore.pool", "blockstore.io.reader")  # fmt: skip
+              "blockstore.io.reader")  # fmt: skip
 
 
 class Injector:
@@ -154,7 +154,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def settled(sessions: Sessions) -> Any:
     """What is taken and pinned."""
     ledger, _, counters = sessions.engine.status()
-    pinned = dict(sessions.engine.graph.reservation.pinned)
+    pinned = dict(sessions.engine.graph.pool.on_account)
     return ledger, counters["slots_in_pools"], counters["slots_pinned"], pinned
 
 

@@ -86,6 +86,32 @@ def test_what_shrinks_is_flat():
     assert grown(series(100 * MB - np.arange(300) * MB // 10)) == []
 
 
+def of_attached(count, stays=0):
+    """A trainer that has touched from none to all of 20 MB, twice; `stays` mappings that it keeps.
+
+    count   samples
+    """
+    touched = np.abs(np.arange(count) % (count // 2) - count // 4) * 80 // count * MB
+    return [
+        s._replace(shared_bytes=int(n), arenas=1 + stays * (s.at_s > 400))
+        for s, n in zip(series([100 * MB] * count), touched[::-1], strict=True)
+    ]
+
+
+def test_what_comes_and_goes_is_held_against_its_bound():
+    bounds = {"shared_bytes": 20 * MB, "arenas": 1}
+
+    def beyond(samples):
+        return [g.figure for g in growths(samples, 0.2, bounds=bounds) if not g.flat]
+
+    samples = of_attached(600)
+    assert grown([s for s in samples if s.at_s > 300]) == ["shared_bytes"]
+    assert beyond([s for s in samples if s.at_s > 300]) == []
+    assert beyond(of_attached(600, stays=1)) == ["arenas"]
+    samples[500] = samples[500]._replace(shared_bytes=21 * MB)  # another mapping, for a moment
+    assert beyond(samples) == ["shared_bytes"]
+
+
 def test_too_few_samples_are_no_verdict():
     with pytest.raises(ValueError, match="9 samples are left"):
         growths(series([MB] * 11), 0.2)

@@ -95,4 +95,5 @@ def test_a_short_soak_ends_as_it_began(tmp_path):
     assert line["epochs"] > 0
     assert line["batches"] > 0
     assert set(line) > {"daemon", "trainer 0", "trainer 1"}
+    assert line["trainer 0"]["arenas"]["last"] <= 1
     assert [p.name for p in tmp_path.iterdir()] == ["lines"]

@@ -3,9 +3,14 @@
 A kernel that is used for the first time is compiled, or loaded, in the process: it takes a megabyte
 or two, once, and adds to the machine code that is there.  The bytes of memory and mappings that
 came at such moments are no growth; more machine code than `ALLOWED` says is.
+
+What comes and goes with what a process does has no trend.  It is held against a bound instead, at
+every moment: a trainer that attaches again and again has touched from one to all pages of the arena
+that it maps, but maps one at a time.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +27,7 @@ ALLOWED = {  # growth over a whole run that is still called flat
     "mappings": 8.0,  # an allocator maps what it needs, arena by arena
     "code_bytes": 1 << 20,  # kernels that were not used before
 }
+NO_BOUNDS: Mapping[str, Any] = MappingProxyType({})
 _WITH_CODE = ("anon_bytes", "mappings")  # which come with machine code
 # Sessions have some while they last, and there are more of them at some times than at others: what
 # nobody gives back is in the least of each stretch of time.
@@ -41,6 +47,7 @@ class ProcessSample(NamedTuple):
     threads: int
     mappings: int
     code_bytes: int  # machine code that was made, or loaded as data: of no file
+    arenas: int = 0  # mappings of daemons' arenas
 
 
 class Growth(NamedTuple):
@@ -50,7 +57,14 @@ class Growth(NamedTuple):
     first: float  # median of the first tenth
     last: float  # median of the last tenth
     per_hour: float  # by the slope, without loads of code
-    flat: bool
+    flat: bool  # or within its bound
+    bound: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        if self.bound is None:
+            return "flat" if self.flat else "GROWS"
+        return f"{'within' if self.flat else 'BEYOND'} {self.bound:,.0f}"
 
 
 def sample(pid: int, at_s: float) -> ProcessSample:
@@ -63,7 +77,10 @@ def sample(pid: int, at_s: float) -> ProcessSample:
     descriptors = sum(1 for _ in (folder / "fd").iterdir())
     maps = (folder / "maps").read_text().splitlines()
     code = sum(_code_bytes(line) for line in maps)
-    return ProcessSample(at_s, anon, shared, descriptors, fields["Threads"], len(maps), code)
+    arenas = sum("memfd:blockstore-arena" in line for line in maps)
+    return ProcessSample(
+        at_s, anon, shared, descriptors, fields["Threads"], len(maps), code, arenas
+    )
 
 
 def _code_bytes(mapping: str) -> int:
@@ -108,13 +125,17 @@ def slope(times: NDArray[np.float64], values: NDArray[np.float64]) -> float:
 
 
 def growths(
-    samples: Sequence[ProcessSample], warm_up: float, allowed: Mapping[str, float] = ALLOWED
+    samples: Sequence[ProcessSample],
+    warm_up: float,
+    allowed: Mapping[str, float] = ALLOWED,
+    bounds: Mapping[str, float] = NO_BOUNDS,
 ) -> list[Growth]:
-    """Of each figure of `allowed`, without the first share `warm_up` of the samples.
+    """Of each figure of `allowed` and `bounds`, without the first share `warm_up` of the samples.
 
     Flat is what grows by no more than `allowed`, both by its slope and from the first tenth to the
-    last, loads of code and what sessions have left out; what shrinks is.  Raises ValueError: fewer
-    than ten samples are left after warm-up.
+    last, loads of code and what sessions have left out; what shrinks is.  A figure of `bounds` may
+    grow, but no sample may be more.  Raises ValueError: fewer than ten samples are left after
+    warm-up.
     """
     kept = samples[int(len(samples) * warm_up) :]
     if len(kept) < 10:
@@ -123,16 +144,20 @@ def growths(
     code = np.array([s.code_bytes for s in kept], np.float64)
     span = times[-1] - times[0]
     found = []
-    for figure, most in allowed.items():
+    for figure in dict.fromkeys([*allowed, *bounds]):
         at, values = times, np.array([getattr(s, figure) for s in kept], np.float64)
-        if figure in _OF_SESSIONS:
+        if figure in _OF_SESSIONS and figure not in bounds:
             at, values = least(times, values)
         tenth = at.size // 10
         first, last = np.median(values[:tenth]), np.median(values[-tenth:])
         own = without_loads(times, code, values) if figure in _WITH_CODE else values
         rise = slope(at, own)
-        flat = max(rise * span, np.median(own[-tenth:]) - np.median(own[:tenth])) <= most
-        found.append(Growth(figure, float(first), float(last), rise * 3600, bool(flat)))
+        if (bound := bounds.get(figure)) is None:
+            growth = max(rise * span, np.median(own[-tenth:]) - np.median(own[:tenth]))
+            flat = growth <= allowed[figure]
+        else:
+            flat = values.max() <= bound
+        found.append(Growth(figure, float(first), float(last), rise * 3600, bool(flat), bound))
     return found
 
 
@@ -140,16 +165,20 @@ def judge(
     series: Mapping[str, Sequence[ProcessSample]],
     warm_up: float,
     allowed: Mapping[str, float] = ALLOWED,
+    bounds: Mapping[str, Mapping[str, float]] = NO_BOUNDS,
 ) -> dict[str, Any]:
-    """Prints a table of all figures; returns them by process, and under "grows" what grew."""
+    """Prints a table of all figures; returns them by process, and under "grows" what grew.
+
+    bounds   of figures that come and go, by process
+    """
     found: dict[str, Any] = {}
     rows = [["process", "figure", "first", "last", "an hour", ""]]
     for name, samples in series.items():
         found[name] = {}
-        for g in growths(samples, warm_up, allowed):
+        for g in growths(samples, warm_up, allowed, bounds.get(name, NO_BOUNDS)):
             found[name][g.figure] = {"first": g.first, "last": g.last, "per_hour": g.per_hour}
             ends = [f"{g.first:,.0f}", f"{g.last:,.0f}", f"{g.per_hour:+,.1f}"]
-            rows.append([name, g.figure, *ends, "flat" if g.flat else "GROWS"])
+            rows.append([name, g.figure, *ends, g.verdict])
             if not g.flat:
                 found.setdefault("grows", []).append(f"{name}: {g.figure}")
     print(table(rows), flush=True)

@@ -24,8 +24,7 @@ from blockstore.kernels.picks import Column, Draws
 from blockstore.kernels.records import EdgeRecord
 from blockstore.kernels.sample import MultiBlockColumns, column_degrees, draw_columns
 from loaderd.memory.blob import Written, chained, joined
-from loaderd.memory.reservation import Account
-from loaderd.memory.residency import PinnedBlocks
+from loaderd.memory.residency import Account, PinnedBlocks
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.monitoring.trace import BLOCKS, Trace
 from loaderd.plans.base import Plan, Unit
@@ -366,7 +365,7 @@ class BlockSampler:
         everything = np.arange(needed.size)
         present = self._residency.present(relation, everything)
         # half of what may be held is sampled from while the other half is read
-        share = max(1, self._residency.shared_room // 2)
+        share = max(1, self._residency.shared_room() // 2)
         groups = block_schedule(needed, present, self._upward, share)
         if self._trace is not None:
             self._trace.write(BLOCKS, 0, relation, np.flatnonzero(needed))

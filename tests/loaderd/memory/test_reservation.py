@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from blockstore.errors import CorruptBlock, PoolBroken
-from blockstore.pool import BlockPool
 from loaderd.api.errors import Refused
-from loaderd.memory.reservation import Account, Reservation, least_slots
-from loaderd.memory.residency import PinnedBlocks, Residency
+from loaderd.memory.residency import (
+    Account,
+    BlockPool,
+    GraphPool,
+    PinnedBlocks,
+    Residency,
+    least_slots,
+)
 from loaderd.memory.slots import SlotBroker
 from tests.loaderd.harness import WAIT_S
 
@@ -45,22 +50,19 @@ class Never(threading.Condition):
 
 
 class Parts:
-    """A graph pool with its reservation, beside a row pool of as many slots."""
+    """A graph pool, beside a row pool of as many slots."""
 
     def __init__(self, num_blocks, owned, changed=None):
         self.changed = Never() if changed is None else changed
-        self.reservation = Reservation(num_blocks, WORKERS)
-        self.graph, rows = BlockPool(num_blocks, 2 * owned), BlockPool([1], 2 * owned)
-        self.broker = SlotBroker(
-            self.graph, rows, self.changed, range(2 * owned), owned, self.reservation, str
-        )
+        self.graph = GraphPool(num_blocks, 2 * owned, WORKERS)
+        rows = BlockPool([1], 2 * owned)
+        self.broker = SlotBroker(self.graph, rows, self.changed, range(2 * owned), owned, str)
         self.reader = Reader(len(num_blocks))
         self.residency = Residency(
             self.graph,
             self.reader,
             0,
-            self.changed,
-            self.reservation,  # type: ignore[arg-type]
+            self.changed,  # type: ignore[arg-type]
         )
 
     def hold(self, account, file, *blocks):
@@ -82,7 +84,7 @@ def parts():
 
 
 def test_who_samples_together_gets_what_the_workers_do_not_need(parts):
-    assert parts.residency.shared_room == 6
+    assert parts.residency.shared_room() == 6
     first = shared(parts, 0, *range(8))
     assert first.left_out.tolist() == [6, 7]
     with pytest.raises(TimeoutError):
@@ -117,13 +119,13 @@ def test_a_file_is_pinned_only_where_the_reserve_stays(parts):
     small.residency.drop(shared(small, 1, 0, 1, 2))
     assert small.residency.hold_file(1)
     assert small.residency.hold_file(1)
-    assert small.residency.shared_room == 3
+    assert small.residency.shared_room() == 3
     assert shared(small, 0, *range(6)).left_out.size == 3
     assert worker(small, 0, 10, 11).slots.size == worker(small, 0, 12, 13).slots.size == 2
     small.residency.drop_file(1)
-    assert small.reservation.file_blocks == 3
+    assert small.graph.file_blocks == 3
     small.residency.drop_file(1)
-    assert small.reservation.file_blocks == 0
+    assert small.graph.file_blocks == 0
 
 
 def test_a_pool_with_a_slot_for_every_block_has_no_reserve():
@@ -141,7 +143,7 @@ def test_loading_takes_empty_slots_and_waits_for_nobody(parts):
     held = shared(parts, 0, *range(4))
     parts.residency.load(0)
     assert parts.graph.num_present(0) == 10
-    assert parts.reservation.pinned[Account.SHARED] == 4
+    assert parts.graph.on_account[Account.SHARED] == 4
     parts.residency.load(1)  # no slot is empty: nothing has to leave
     assert parts.graph.num_present(0) == 10
     assert parts.graph.num_present(1) == 0
@@ -149,7 +151,8 @@ def test_loading_takes_empty_slots_and_waits_for_nobody(parts):
     whole = Parts([6], 8)
     whole.residency.load(0)
     assert whole.graph.complete(0)
-    assert whole.reservation.idle
+    assert not whole.graph.pinned().any()
+    assert whole.graph.on_account[Account.SHARED] == 0
 
 
 def test_who_waits_for_slots_is_let_in_before_more_is_pinned():
@@ -166,13 +169,13 @@ def test_who_waits_for_slots_is_let_in_before_more_is_pinned():
     taker = threading.Thread(target=take)
     taker.start()
     with parts.changed:
-        assert parts.changed.wait_for(lambda: parts.reservation.wanted, WAIT_S)
+        assert parts.changed.wait_for(lambda: parts.graph.wanted, WAIT_S)
     parts.residency.drop(groups.pop())
-    assert parts.residency.shared_room == 2
+    assert parts.residency.shared_room() == 2
     parts.residency.drop(groups.pop())
     assert took.wait(WAIT_S)
     taker.join()
-    assert parts.reservation.wanted == 0
+    assert parts.graph.wanted == 0
     assert shared(parts, 0, 6, 7, 8).left_out.tolist() == [8]
 
 
@@ -183,13 +186,13 @@ def test_a_read_that_fails_gives_back_each_pin_once(parts, account):
     parts.reader.fail = True
     with pytest.raises(CorruptBlock):
         parts.hold(account, 0, 1, 2)
-    assert parts.reservation.pinned[account] == 1
+    assert parts.graph.on_account[account] == 1
     assert parts.graph.pinned().sum() == 1
     parts.reader.fail = False
     parts.residency.drop(shared(parts, 0, *range(3, 9)))
     assert parts.graph.slot_of_block[0][1] == first.slots[0]
     parts.residency.drop(first)
-    assert parts.reservation.idle
+    assert not any(parts.graph.on_account.values())
     assert not parts.graph.pinned().any()
 
 
@@ -243,8 +246,8 @@ class ReservationMachine(RuleBasedStateMachine):
     @rule(data=st.data(), fail=st.booleans())
     def many_are_sampled(self, data, fail):
         file, blocks = self.blocks(data, 9)
-        room = self.parts.residency.shared_room
-        left = room - self.parts.reservation.pinned[Account.SHARED]
+        room = self.parts.residency.shared_room()
+        left = room - self.parts.graph.on_account[Account.SHARED]
         self.parts.reader.fail = fail
         try:
             held = shared(self.parts, file, *blocks)
@@ -261,7 +264,7 @@ class ReservationMachine(RuleBasedStateMachine):
     @rule()
     def someone_samples_in_the_end(self):
         """After others have dropped theirs there always is room for two blocks."""
-        assert self.parts.residency.shared_room >= min(2, sum(self.num_blocks))
+        assert self.parts.residency.shared_room() >= min(2, sum(self.num_blocks))
 
     @rule(data=st.data())
     def hold_file(self, data):
@@ -301,11 +304,11 @@ class ReservationMachine(RuleBasedStateMachine):
     def the_rule_holds(self):
         if not hasattr(self, "parts"):
             return
-        graph, reservation = self.parts.graph, self.parts.reservation
-        assert graph.num_owned == graph.owned().sum() >= reservation.required()
-        assert reservation.pinned[Account.WORKER] == sum(h.slots.size for h in self.workers)
-        assert reservation.pinned[Account.SHARED] == sum(h.slots.size for h in self.shared)
-        assert reservation.file_blocks == sum(self.num_blocks[f] for f in set(self.files))
+        graph = self.parts.graph
+        assert graph.num_owned == graph.owned().sum() >= graph.required()
+        assert graph.on_account[Account.WORKER] == sum(h.slots.size for h in self.workers)
+        assert graph.on_account[Account.SHARED] == sum(h.slots.size for h in self.shared)
+        assert graph.file_blocks == sum(self.num_blocks[f] for f in set(self.files))
 
 
 ReservationMachine.TestCase.settings = settings(

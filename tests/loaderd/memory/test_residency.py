@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from blockstore.errors import CorruptBlock
-from blockstore.pool import BlockPool
-from loaderd.memory.residency import Residency
+from loaderd.memory.residency import BlockPool, Residency
 
 
 class Reader:

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from numpy.typing import NDArray
 
-from blockstore.pool import BlockPool
 from loaderd.api.errors import Refused, Shortage
 from loaderd.memory import slots
 from loaderd.memory.ledger import LEAST_SESSION
-from loaderd.memory.reservation import Reservation
+from loaderd.memory.residency import BlockPool, GraphPool
 from loaderd.memory.slots import SlotBroker
 
 ARENA, LEAST = 48, 2
@@ -26,11 +25,10 @@ class Store:
 
     def __init__(self, own: range, changed: threading.Condition | None = None) -> None:
         self.changed = changed or threading.Condition()
-        self.graph, self.rows = BlockPool([20], ARENA), BlockPool([60], ARENA)
-        reservation = Reservation([20], workers=0)
-        assert reservation.minimum == LEAST
+        self.graph, self.rows = GraphPool([20], ARENA, workers=0), BlockPool([60], ARENA)
+        assert self.graph.minimum == LEAST
         self.broker = SlotBroker(
-            self.graph, self.rows, self.changed, list(own), 6, reservation, lambda n: f"{n} more"
+            self.graph, self.rows, self.changed, list(own), 6, lambda n: f"{n} more"
         )
 
     def owned(self) -> set[int]:

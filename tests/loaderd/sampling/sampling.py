@@ -11,12 +11,10 @@ from msgspec import structs
 
 from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader
-from blockstore.pool import BlockPool
 from blockstore.store import Store, open_store
 from loaderd.api.protocol import Temporal
 from loaderd.memory.ledger import make_sizes
-from loaderd.memory.reservation import Reservation
-from loaderd.memory.residency import Residency
+from loaderd.memory.residency import GraphPool, Residency
 from loaderd.memory.workspace import Carver, Workspace, carve_workspace, clear_workspace
 from loaderd.plans.base import Part, Unit
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
@@ -117,16 +115,15 @@ def parts_of(made: Made, case: str, slots: int, worker_blocks: int) -> Iterator[
     (relation,) = made.store.manifest.relations
     file = made.store.graph(relation)
     plan = MinibatchPlan(resolved, Part(), GraphBounds(NODES, (relation.num_edges,)))
-    reservation = Reservation([relation.num_blocks], 1, worker_blocks)
-    assert slots >= reservation.minimum
+    pool = GraphPool([relation.num_blocks], slots, 1, worker_blocks)
+    assert slots >= pool.minimum
     with Arena(slots, SLOT) as arena, BlockReader([file], arena.data, SLOT, 2) as reader:
-        pool = BlockPool([relation.num_blocks], slots)
         pool.add_slots(range(slots))
-        residency = Residency(pool, reader, 0, threading.Condition(), reservation)
+        residency = Residency(pool, reader, 0, threading.Condition())
         topology = Topology(made.store, residency, arena.data, SLOT)
         yield Parts(made, plan, topology, residency)
         assert not pool.pinned().any(), "a block is still pinned"
-        assert reservation.idle, "a block still counts as pinned"
+        assert not any(pool.on_account.values()), "a block still counts as pinned"
 
 
 class Found(NamedTuple):

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from blockstore.errors import CorruptBlock
 from blockstore.format import NodeType, RowArray, row_geometry
 from blockstore.kernels.rows import ABSENT, NO_ROW
-from blockstore.pool import BlockPool
 from loaderd.memory.ledger import ServedRows
-from loaderd.memory.residency import Residency
+from loaderd.memory.residency import BlockPool, Residency
 from loaderd.memory.workspace import RowName
 from loaderd.sampling.rows import RowAssembler, ServedFiles
 

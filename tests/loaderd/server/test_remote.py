@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import zmq
 
-from blockstore.pool import BlockPool
 from loaderd.api.errors import Refused
 from loaderd.api.keys import AUTHORIZED
 from loaderd.api.protocol import (
@@ -26,7 +25,7 @@ from loaderd.api.protocol import (
     encode,
 )
 from loaderd.api.tcp import parse_tcp
-from loaderd.memory.reservation import Reservation
+from loaderd.memory.residency import BlockPool, GraphPool
 from loaderd.memory.slots import SlotBroker
 from loaderd.server.daemon import Access
 from loaderd.server.remote import Listening
@@ -65,8 +64,8 @@ class Far:
 
 def give_slots(engine):
     """What senders take their buffers from."""
-    pools = BlockPool([1], 2), BlockPool([1], 2)
-    engine.broker = SlotBroker(*pools, threading.Condition(), range(2), 0, Reservation([1], 1), str)
+    pools = GraphPool([1], 2, 1), BlockPool([1], 2)
+    engine.broker = SlotBroker(*pools, threading.Condition(), range(2), 0, str)
 
 
 @pytest.fixture
@@ -181,8 +180,8 @@ def test_without_keys_only_loopback_is_listened_at(tmp_path):
 
 
 def test_a_thread_takes_no_more_slots_than_it_may():
-    pools = BlockPool([4], 16), BlockPool([4], 16)
-    broker = SlotBroker(*pools, threading.Condition(), range(16), 4, Reservation([4], 0), str)
+    pools = GraphPool([4], 16, 0), BlockPool([4], 16)
+    broker = SlotBroker(*pools, threading.Condition(), range(16), 4, str)
     assert broker.available() == 14
     with broker.at_most(5):
         assert broker.available() == 5

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from loaderd.plans.base import Unit
-from loaderd.sessions.session import BatchInProgress, Placement, RowSizes, SessionState
+from loaderd.sessions.build import BatchInProgress, Placement, RowSizes, SessionState
 
 SIZES = RowSizes((4, 2), 64)  # rows a slot of two arrays, bytes of a slot
 

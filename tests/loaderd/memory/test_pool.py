@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from blockstore.pool import BlockPool, Hold
+from loaderd.memory.residency import BlockPool, PinnedBlocks
 
 NUM_BLOCKS = (9, 3, 0)  # of each file
 NUM_SLOTS = 6
@@ -18,8 +18,8 @@ def ids(*blocks: int):
     return np.array(blocks, np.int64)
 
 
-def bring(pool: BlockPool, file: int, *blocks: int) -> Hold:
-    """Hold blocks and have them loaded."""
+def bring(pool: BlockPool, file: int, *blocks: int) -> PinnedBlocks:
+    """PinnedBlocks blocks and have them loaded."""
     held = pool.hold(file, ids(*blocks))
     n = held.num_present
     pool.loaded(file, held.blocks[n:], held.slots[n:])
