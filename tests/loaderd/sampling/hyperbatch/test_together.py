@@ -55,7 +55,7 @@ def sample(parts: Parts, area_bytes: int, scratch_bytes: int) -> list[Sampled]:
 def test_batches_are_the_references(made, case, slots, share):
     """`share`: blocks of a group; two groups have room beside the worker's reserve."""
     with parts_of(made, case, slots, slots - 2 * share) as parts:
-        assert parts.residency.shared_room == 2 * share
+        assert parts.residency.shared_room() == 2 * share
         found = sample(parts, 1 << 20, 1 << 21)
         assert [s.batch for s in found] == list(range(40, 40 + STEPS))
         for sampled in found:
