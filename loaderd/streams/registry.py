@@ -148,11 +148,6 @@ class StreamRegistry:
             cursor, group = self.sessions[start.session]
             if start.run <= cursor.run:
                 return
-            if min(start.epoch, start.step, start.stride - 1) < 0:
-                raise Refused(
-                    f"epoch {start.epoch}, step {start.step}, stride {start.stride}: "
-                    "expected 0 or more, 0 or more, 1 or more"
-                )
             macro = group.key.resolved.macro
             if macro is not None and macro.waiting and start.stride > 1:
                 raise Refused("reuse while waiting: expected no DataLoader workers beside the one")
