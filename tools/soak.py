@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from statistics import median
 from typing import Annotated, Any
 
 from tools.command import parse, put, stamped
@@ -81,14 +82,12 @@ def find_bounds(made: Scene) -> dict[str, dict[str, float]]:
 
     A trainer maps one arena, from one attach to the next detach, and has touched some of its pages
     or all of them, a huge page of 2 MiB at a time: which ones depends on the plan that it reads.
-    The daemon has two sockets for each client that is attached, and one file more while an owner
-    map is read.  Of what it keeps, single descriptors are told from this at the end
-    (`DaemonProcess.finish`).
+    The daemon has the arena, and two sockets for each client that is attached to what it had before
+    the first of them; one file more while an owner map is read.
     """
-    before = made.daemon.before
-    assert before is not None
-    own = sum(before.files.values()) - before.files["arenas mapped"]
-    arena = max(sample.shared_bytes for sample in made.series["daemon"])
+    of_daemon = made.series["daemon"]
+    arena = median(sample.shared_bytes for sample in of_daemon)
+    own = min(sample.descriptors for sample in of_daemon)
     found: dict[str, dict[str, float]] = {
         name: {"shared_bytes": arena + SEMAPHORE_BYTES, "arenas": 1} for name in LASTING
     }

@@ -13,7 +13,7 @@ from tools.faults import trainers
 from tools.faults.growth import ProcessSample, judge
 from tools.faults.runner import Scene
 from tools.faults.trainers import PLANS, Work, read_epoch, read_every_plan
-from tools.soak import main
+from tools.soak import find_bounds, main
 
 MB = 1 << 20
 
@@ -52,6 +52,28 @@ def test_growth_is_said_and_the_rest_is_flat(capsys):
     _, _, *lines = capsys.readouterr().out.splitlines()
     assert ["GROWS" in line for line in lines] == [True] + [False] * 5
     assert "grows" not in judge({"daemon": [s._replace(anon_bytes=MB) for s in samples]}, 0.2)
+
+
+def test_what_clients_may_have_is_no_growth_and_one_more_is(tmp_path):
+    """Four clients, of two sockets each, come one after the other; a file is open for a moment."""
+
+    def beyond(kept=0, arenas=1):
+        daemon = [
+            ProcessSample(float(i), MB, 20 * MB, 50 + 2 * min(i // 20, 4) + (i == 90) + kept, 9, 3,
+                          0, 1)
+            for i in range(100)
+        ]  # fmt: skip
+        daemon[0] = daemon[0]._replace(descriptors=50)
+        trainer = [
+            ProcessSample(float(i), MB, i * MB // 5, 17, 3, 50, 0, arenas) for i in range(100)
+        ]
+        series = {"daemon": daemon, "trainer 0": trainer}
+        made = Scene(tmp_path, tmp_path, {}, series=series)
+        return judge(series, 0.2, bounds=find_bounds(made)).get("grows", [])
+
+    assert beyond() == []
+    assert beyond(kept=1) == ["daemon: descriptors"]
+    assert beyond(arenas=2) == ["trainer 0: arenas"]
 
 
 def test_every_plan_is_read_and_counted(work, monkeypatch):
