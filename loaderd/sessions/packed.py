@@ -30,11 +30,12 @@ from loaderd.sampling.hyperbatch.rowcache import rows_by_type
 from loaderd.sampling.hyperbatch.session import (
     HyperMemory,
     Sampled,
+    SamplingMemory,
     StructureArea,
     StructureSampler,
 )
 from loaderd.sampling.hyperbatch.single import Workspaces
-from loaderd.sampling.hyperbatch.sizing import HyperSizing
+from loaderd.sampling.hyperbatch.sizing import HyperSizing, SamplingSlots
 from loaderd.sampling.packed.files import PackFiles
 from loaderd.sampling.packed.format import Pack, PackIndex, pack_path, place_pages, read_pack
 from loaderd.sampling.packed.rows import PackedRows, PackGeometry
@@ -98,8 +99,8 @@ class PackedSession(HyperbatchSession):
     def serves(self, epoch: int) -> bool:
         return self._parts.batches.pack.serves(self._plan.resolved, epoch)
 
-    def _make_sampler(self, scratch: StructureArea | None) -> StructureSampler:
-        del scratch
+    def _make_sampler(self, memory: SamplingMemory | None) -> StructureSampler:
+        del memory
         return self._parts.sampler
 
     def _addresses(self, sampled: Sampled, served: int) -> Written:
@@ -218,7 +219,7 @@ def _take(
     rows = PackedRows(index, files, geometry, resources.budget.slot_bytes, hot, groups)
     sampler = PackedSampler(index, files, resources.arena.data)
     cut = HyperSizing(
-        1, memory.together, memory.structures, memory.run, 0, 0, (), memory.hot, 0,
+        1, memory.together, memory.structures, memory.run, SamplingSlots(), 0, (), memory.hot, 0,
         memory.window * memory.batch,
     )  # fmt: skip
     parts = _Parts(index, files, sampler, rows, memory, owners)
