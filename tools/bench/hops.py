@@ -1,8 +1,9 @@
 """Batches of propagated features: rows, chunks, copied or where they lie; warm, and from disk.
 
 Every side serves rows of propagated features in batches, and every byte of them is read (a sum).
-Warm: all arrays in memory (the daemon's, or the page cache), beside a `DataLoader` over single rows,
-chunks copied out of mapped files, and chunks of mapped files where they lie.  Cold: a budget of half of them, beside the disk's limit.
+Warm: all arrays in memory (the daemon's, or the page cache), beside a `DataLoader` over single
+rows, chunks copied out of mapped files, and chunks of mapped files where they lie.  Cold: a budget
+of half of them, beside the disk's limit.
 """
 
 import time
