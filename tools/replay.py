@@ -183,7 +183,7 @@ class ReplayOptions:
     entries: Annotated[int, "rows that the cache holds"] = 0
     look: Annotated[int, "groups that next-use knows of"] = 1
     gap_pages: Annotated[int, "read over"] = FLASH.gap_pages
-    graph_mem: Annotated[str, "memory for graph blocks"] = "0"
+    graph_mem: Annotated[str, "memory for graph blocks; none if empty"] = ""
 
 
 def main(words: list[str]) -> list[dict[str, Any]]:
@@ -199,7 +199,8 @@ def main(words: list[str]) -> list[dict[str, Any]]:
             "needed": sum(g.size for g in groups), "read": sum(a.size for a in absent),
             "bytes": sum(bytes_of_rows(store, a, given.gap_pages) for a in absent),
         })  # fmt: skip
-    slots = parse_bytes(given.graph_mem) // store.manifest.block_bytes
+    graph_bytes = parse_bytes(given.graph_mem) if given.graph_mem else 0
+    slots = graph_bytes // store.manifest.block_bytes
     hops, num_blocks = hop_blocks(records)
     for policy in BLOCK_POLICIES if slots and hops else ():
         read = replay_blocks(hops, num_blocks, slots, policy)
