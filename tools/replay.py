@@ -7,8 +7,8 @@ at once; what is absent is read by runs of pages, as the daemon does.  `optimal`
 those rows go that are needed furthest in the future; no policy reads fewer rows.  `next-use` knows
 the next `--look` groups, and lets those go first that come in none of them and were seldom used.
 
-Graph blocks: hop after hop, a block that a hop needs is read unless it is in memory.  `optimal`
-takes a hop's blocks in whatever order it likes, and keeps those of all that it held or read which
+Graph blocks: pass after pass, a block that one needs is read unless it is in memory.  `optimal`
+takes a pass's blocks in whatever order it likes, and keeps those of all that it held or read which
 are needed soonest; no order and no policy reads fewer.  `present first` is the daemon's: what is in
 memory, then the rest, whose last ones stay.  `lru` goes in ascending order.
 
