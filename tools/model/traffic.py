@@ -74,7 +74,7 @@ def graph_pass(
 def graph_passes(manifest: Manifest, occupancy: Occupancy, batches: float, slots: int) -> float:
     """The same of all hops, each in a pass of its own."""
     hops = range(len(occupancy.edges))
-    return sum(graph_pass(manifest, occupancy, batches, [hop], slots) for hop in hops)
+    return float(sum(graph_pass(manifest, occupancy, batches, [hop], slots) for hop in hops))
 
 
 def _column_bytes(manifest: Manifest, graph: Graph) -> Counts:
