@@ -21,8 +21,8 @@ from loaderd.plans.base import Part, Shape
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.hyperbatch.rowcache import rows_by_type
 from loaderd.sampling.hyperbatch.single import usual_shape
-from loaderd.sampling.hyperbatch.sizing import Estimate, HyperSizing, cut_hyper
-from loaderd.sampling.hyperbatch.together import scratch_bytes
+from loaderd.sampling.hyperbatch.sizing import Estimate, HyperSizing, PassEstimate, cut_hyper
+from loaderd.sampling.hyperbatch.unfinished import begun_bytes, scratch_bytes
 from loaderd.sampling.rows import ServedFiles
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.resolve import make_plan, resolve
@@ -98,18 +98,23 @@ def _cut_hyper(
     count = max(1, min(settings.workers - 1, rows // 4 * slot // each))
     rows -= count * (-(-each // slot) + own.transit)
     item, blocks = ITEM_BYTES[manifest.id_dtype], manifest.relations[0].num_blocks
-    together = not memory.graph_stays
+    absent = budget.graph_blocks - budget.graph_slots
+    passes = PassEstimate(
+        sum(scratch_bytes(usual, blocks, item, 0)),
+        max(scratch_bytes(_worst(worst), blocks, item, 0)), begun_bytes(usual, item, 0),
+        len(worst.frontier) - 1, absent * slot,
+    )  # fmt: skip
     estimate = Estimate(
         plan.num_steps,
         item * usual.num_nodes + 8 * usual.num_seeds + 4 * (usual.num_edges + usual.num_counts),
         compact_bytes(usual, item), usual.num_nodes,
-        scratch_bytes(usual, blocks, item, 0) * together,
-        scratch_bytes(_worst(worst), blocks, item, 0), structure_bytes(worst, sizes),
+        structure_bytes(worst, sizes),
         tuple(
             np.rint(occupancy.graph.nodes @ occupancy.wanted(batches)).astype(np.int64)
             for batches in (1, 2, 4, 8, LOOKED_AT)
             if batches <= plan.num_steps
         ),
+        None if memory.graph_stays else passes,
     )  # fmt: skip
     files = ServedFiles(
         memory.served, cast(Any, None), 0, np.empty(0, np.uint8), slot, manifest.block_bytes,

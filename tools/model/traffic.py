@@ -71,10 +71,19 @@ def graph_pass(
     return max(0.0, needed - slots)
 
 
-def graph_passes(manifest: Manifest, occupancy: Occupancy, batches: float, slots: int) -> float:
-    """The same of all hops, each in a pass of its own."""
+def graph_passes(
+    manifest: Manifest, occupancy: Occupancy, groups: Sequence[int], slots: int
+) -> float:  # fmt: skip
+    """The same of hyperbatches of so many batches.
+
+    A pass draws the last hop of one, the hop before it of the next one, and so on.  Before the
+    first one there is a pass for each of its other hops.
+    """
     hops = range(len(occupancy.edges))
-    return float(sum(graph_pass(manifest, occupancy, batches, [hop], slots) for hop in hops))
+    read = sum(graph_pass(manifest, occupancy, groups[0], hops[: hop + 1], slots) for hop in hops)
+    for size, count in Counter(groups[1:]).items():
+        read += count * graph_pass(manifest, occupancy, size, hops, slots)
+    return read
 
 
 def _column_bytes(manifest: Manifest, graph: Graph) -> Counts:
@@ -92,11 +101,10 @@ def hyperbatch_reads(
     if memory.graph_stays:
         looked, blocks = float(memory.budget.graph_blocks), 0.0
     else:
-        looked = graph_passes(manifest, occupancy, min(LOOKED_AT, steps), slots)
-        blocks = sum(
-            count * graph_passes(manifest, occupancy, size, slots)
-            for size, count in Counter(_groups(steps, cut)).items()
-        )
+        # what a session looks at at its attach has a pass for each hop
+        seen, hops = min(LOOKED_AT, steps), range(len(occupancy.edges))
+        looked = sum(graph_pass(manifest, occupancy, seen, [hop], slots) for hop in hops)
+        blocks = graph_passes(manifest, occupancy, _groups(steps, cut), slots)
     first, epoch = Load(looked * block, looked), Load(blocks * block, blocks)
     if not cut.shares:
         rows = minibatch_rows(manifest, occupancy, memory._replace(row_slots=0))
@@ -167,7 +175,9 @@ def minibatch_reads(manifest: Manifest, occupancy: Occupancy, memory: DaemonMemo
     if memory.graph_stays:
         first = first.plus(memory.budget.graph_blocks * block, memory.budget.graph_blocks)
     else:
-        blocks = steps * graph_passes(manifest, occupancy, 1, memory.budget.graph_slots)
+        hops = range(len(occupancy.edges))
+        slots = memory.budget.graph_slots
+        blocks = steps * sum(graph_pass(manifest, occupancy, 1, [hop], slots) for hop in hops)
         epoch = epoch.plus(blocks * block, blocks)
     if memory.rows_stay:
         blocks = _row_blocks(manifest, occupancy, memory, steps)
