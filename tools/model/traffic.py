@@ -67,7 +67,7 @@ def graph_pass(
     idle = np.prod([1 - occupancy.expanded(hop, batches) for hop in hops], axis=0)
     expanded = graph.nodes @ ((1 - idle) * (graph.into > 0))
     in_block = expanded / np.maximum(weight, 1) * weight.sum() / blocks
-    needed = float(weight @ (1 - np.exp(-in_block))) / weight.sum() * blocks
+    needed = float(weight @ (1 - np.exp(-in_block))) / float(weight.sum()) * blocks
     return max(0.0, needed - slots)
 
 
