@@ -17,6 +17,7 @@ MANIFEST_KEY = "blockstore"  # in the attributes of the root group
 FINGERPRINT_KEY = "blockstore_fingerprint"  # beside it: of the bytes of the manifest
 ROOT = "zarr.json"  # of the root group
 EXTEND_FOLDER = ".extend"  # in a store, of who adds arrays to it
+STRIPE_FOLDER = ".stripe"  # in a store, of who deals its blocks over disks
 OWNERS_FOLDER = "owners"  # in a store, of owner maps
 
 ITEM_BYTES = {  # store dtype -> bytes; bfloat16 is a uint16 array as far as Zarr is concerned

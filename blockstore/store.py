@@ -30,10 +30,11 @@ from blockstore.format import (
 )
 from blockstore.io.buffers import aligned_buffer, byte_view
 from blockstore.io.elsewhere import PageSource
-from blockstore.io.files import open_to_read, probe_direct, read_exact
+from blockstore.io.files import OpenFiles, read_exact
 from blockstore.kernels.crc import find_bad_page, page_crcs
 from blockstore.part import Holes, StorePart, holes_of, read_part, without_hops
 from blockstore.root import read_bound, read_root
+from blockstore.stripes import Deal, StripeSet, check_files, read_stripes
 from blockstore.validate import (
     GraphCheck,
     RowCheck,
@@ -48,11 +49,12 @@ _ABSENT = 2**64 - 1
 
 
 class FileRange(NamedTuple):
-    """Consecutive bytes of a file."""
+    """Consecutive bytes of a file of an array."""
 
     path: Path
     offset: int
     num_bytes: int
+    at: int  # byte of the array's slots, counted through all files, that they begin with
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +63,38 @@ class BlockedFile:
 
     path: str  # of the array inside the store
     geometry: BlockGeometry
-    shards: tuple[Path, ...]
+    shards: tuple[Path, ...]  # or, where blocks are dealt over disks, a file on each
     crcs: NDArray[np.uint32]  # (num_blocks * pages_per_block,)
     check: GraphCheck | RowCheck | None = None  # for whoever reads a block; None: any bytes do
     holes: Holes | None = None  # blocks that are not in this part of a store; None: all are here
     pages: PageSource | None = None  # where pages come from that are holes; None: all are here
+    deal: Deal | None = None  # how blocks are dealt; None: they are in shards
+
+    def place(self, page: int) -> tuple[int, int]:
+        """The file of a page, counted through all files, and which of its pages it is."""
+        if self.deal is not None:
+            return self.deal.place(page)
+        return divmod(page, self.geometry.pages_per_shard)
+
+    def where(self, block: int) -> str:
+        """File and byte at which a block begins."""
+        file, page = self.place(block * self.geometry.pages_per_block)
+        return f"{self.shards[file]}+{page * PAGE_BYTES}"
+
+    def ranges(self, first: int, stop: int) -> list[FileRange]:
+        """Where bytes [first, stop) of the slots lie, counted through all files, in order."""
+        found = []
+        unit = self.geometry.pages_per_shard if self.deal is None else self.deal.unit_pages
+        while first < stop:
+            page, inside = divmod(first, PAGE_BYTES)
+            file, at = self.place(page)
+            count = min(stop - first, (unit - page % unit) * PAGE_BYTES - inside)
+            found.append(FileRange(self.shards[file], at * PAGE_BYTES + inside, count, first))
+            first += count
+        return found
 
     def row_ranges(self, row_bytes: int, first: int, stop: int) -> list[FileRange]:
-        """Where rows [first, stop) lie, in order: one range a shard, nothing between the rows.
+        """Where rows [first, stop) lie, in order: nothing is between the rows.
 
         Of an array without gaps, such as hops: rows of other arrays are not adjacent.
         Raises ValueError: there are gaps, or no such rows.
@@ -81,13 +107,7 @@ class BlockedFile:
                 f"{self.path}: rows {first} to {stop}, expected 0 to "
                 f"{g.num_blocks * g.rows_per_block}"
             )
-        size = g.blocks_per_shard * g.slot_bytes  # of a shard, its index not counted
-        low, high = first * row_bytes, stop * row_bytes
-        return [
-            FileRange(self.shards[i], max(low, i * size) - i * size,
-                      min(high, (i + 1) * size) - max(low, i * size))
-            for i in range(low // size, -(-high // size))
-        ]  # fmt: skip
+        return self.ranges(first * row_bytes, stop * row_bytes)
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
@@ -104,13 +124,15 @@ class Store:
         manifest: Manifest,
         part: StorePart | None = None,
         pages: PageSource | None = None,
+        stripes: StripeSet | None = None,
     ) -> None:
         """`manifest`: has been checked.
 
-        part    which part of a store it is; None: it is whole
-        pages   where pages of blocks come from that are not in its files; None: all are
+        part      which part of a store it is; None: it is whole
+        pages     where pages of blocks come from that are not in its files; None: all are
+        stripes   over which disks its blocks are dealt; None: they are in its folder
         """
-        self.path, self.part, self.pages = path, part, pages
+        self.path, self.part, self.pages, self.stripes = path, part, pages, stripes
         self.manifest = manifest if part is None else without_hops(manifest)
         self._root = os.path.realpath(path)  # links may lead to a store, not out of it
         self._row_checks = row_checks(self.manifest)
@@ -146,9 +168,18 @@ class Store:
             if columns.path == path:
                 check = self.graph_check(columns)
         crcs = self.side(crc_path(path), np.uint32, geometry.num_pages)
-        shards = find_shards(self._root, path, geometry, ndim)
+        deal = self._deal(path, geometry)
+        shards = deal.files if deal else find_shards(self._root, path, geometry, ndim)
         holes = None if self.part is None else holes_of(self.part, path, geometry)
-        return BlockedFile(path, geometry, shards, crcs, check, holes, self.pages)
+        return BlockedFile(path, geometry, shards, crcs, check, holes, self.pages, deal)
+
+    def _deal(self, path: str, geometry: BlockGeometry) -> Deal | None:
+        """How an array is dealt, whose files are there; None: it is not.  Raises CorruptBlock."""
+        if self.stripes is None or path not in self.stripes.arrays:
+            return None
+        deal = self.stripes.deal(path, geometry)
+        check_files(deal)
+        return deal
 
     def graph_check(self, relation: Relation | HaloColumns) -> GraphCheck:
         """What the blocks of a relation, or of its copies, must say.  Raises CorruptBlock."""
@@ -238,7 +269,8 @@ class Store:
             if name.endswith(ROOT):
                 read_bound(self._root, manifest, name)
         for path, geometry, ndim in blocked_arrays(manifest):
-            find_shards(self._root, path, geometry, ndim)
+            if self._deal(path, geometry) is None:
+                find_shards(self._root, path, geometry, ndim)
         for columns in manifest.graphs():
             self.graph_check(columns)
         for t in manifest.types:
@@ -251,11 +283,14 @@ class Store:
 def open_store(path: Path) -> Store:
     """Open a store: all of it but the pages of its blocks is looked at.
 
-    Raises NotAStore, UnsupportedVersion, CorruptBlock.
+    Raises NotAStore, UnsupportedVersion, CorruptBlock; StoreError: a disk that it is dealt to is
+    missing, or another one.
     """
     manifest = read_root(path)
     check_manifest(manifest, path / ROOT)
-    store = Store(path, manifest, read_part(os.path.realpath(path), manifest))
+    arrays = frozenset(name for name, _, _ in blocked_arrays(manifest))
+    part = read_part(os.path.realpath(path), manifest)
+    store = Store(path, manifest, part, stripes=read_stripes(path, arrays))
     store.check_files()
     return store
 
@@ -279,47 +314,46 @@ def scan_blocks(
     batch = max(1, buffer_bytes // size)
     buffer = aligned_buffer(batch * size)
     stop = geometry.num_blocks if stop is None else stop
-    number = -1
-    for shard, path in enumerate(file.shards):
-        first = shard * geometry.blocks_per_shard
-        last = min(first + geometry.blocks_per_shard, stop)
-        if max(first, start) >= last:
-            continue
-        fd = open_to_read(path, probe_direct(path) == "O_DIRECT")
-        try:
-            for block in range(max(first, start), last, batch):
-                number += 1
-                if number % lane[1] != lane[0]:
-                    continue
-                count = min(batch, last - block)
-                offset = (block - first) * size
+    number, block, per_shard = -1, start, geometry.blocks_per_shard
+    with OpenFiles() as opened:
+        while block < stop:
+            count = min(batch, stop - block, per_shard - block % per_shard)
+            number += 1
+            if number % lane[1] == lane[0]:
+                ranges = file.ranges(block * size, (block + count) * size)
                 if file.holes is not None:
-                    file.holes.check(block, block + count, f"{path}+{offset}")
+                    file.holes.check(block, block + count, file.where(block))
                 data = buffer[: count * size]
-                page = block * geometry.pages_per_block
-                _read_pages(file, fd, data, offset, page, str(path))
+                _read_pages(file, ranges, opened, data)
                 if file.check is not None:
-                    file.check.check(block, data, size, str(path))
+                    file.check.check(block, data, size, str(ranges[0].path))
                 yield block, data.reshape(count, size)
-        finally:
-            os.close(fd)
+            block += count
 
 
 def _read_pages(
-    file: BlockedFile, fd: int, buffer: NDArray[np.uint8], offset: int, first: int, where: str
+    file: BlockedFile, ranges: list[FileRange], opened: OpenFiles, buffer: NDArray[np.uint8]
 ) -> None:
-    """Fill whole pages, which are pages `first`, ... of the array.  Raises CorruptBlock."""
-    crcs = file.crcs[first : first + buffer.size // PAGE_BYTES]
+    """Fill whole pages, which lie in these ranges, one after the other.  Raises CorruptBlock."""
+    first = ranges[0].at
+
+    def read() -> None:
+        for path, offset, num_bytes, at in ranges:
+            data, page = buffer[at - first : at - first + num_bytes], at // PAGE_BYTES
+            crcs = file.crcs[page : page + num_bytes // PAGE_BYTES]
+            read_verified(opened.fd(path), data, offset, crcs, str(path))
+
     if file.pages is None:
-        read_verified(fd, buffer, offset, crcs, where)
+        read()
         return
-    wanted = np.arange(first, first + crcs.size)
+    page = first // PAGE_BYTES
+    wanted = np.arange(page, page + buffer.size // PAGE_BYTES)
     with file.pages.hold(file.path, wanted, file.crcs, passing=False, early=False):
         try:
-            read_verified(fd, buffer, offset, crcs, where)
+            read()
         except CorruptBlock:  # a crash has torn a page, or the disk has changed it
             file.pages.bring_again(file.path, wanted, file.crcs)
-            read_verified(fd, buffer, offset, crcs, where)
+            read()
 
 
 def scan_rows(

@@ -20,6 +20,7 @@ from blockstore.format import (
     EXTEND_FOLDER,
     OWNERS_FOLDER,
     ROOT,
+    STRIPE_FOLDER,
     Halo,
     HaloColumns,
     HopSet,
@@ -36,6 +37,7 @@ from blockstore.owners import MAP_FILES, check_owners, list_owners, read_owners
 from blockstore.pack import unpack_block
 from blockstore.part import PART, StorePart, part_of
 from blockstore.store import Store, open_store, read_rows, scan_blocks, scan_rows
+from blockstore.stripes import STRIPES
 from blockstore.validate import copied_arrays
 
 
@@ -51,6 +53,7 @@ class VerifyReport:
     strays: tuple[str, ...] = ()  # files that lie in the folder and are not of the store
     foreign_maps: tuple[str, ...] = ()  # owner maps of another store, or of this before a change
     part: str = ""  # which part of a store it is, of which what is here was looked at
+    stripes: str = ""  # where its blocks are, if they are dealt over disks
 
 
 def verify_store(path: Path) -> VerifyReport:
@@ -79,6 +82,7 @@ def verify_store(path: Path) -> VerifyReport:
     if store.part is not None:
         _check_part(store, store.part)
         report.part = str(store.part)
+    report.stripes = str(store.stripes or "")
     report.strays = _strays(store)
     return report
 
@@ -96,16 +100,20 @@ def _check_part(store: Store, part: StorePart) -> None:
 
 def _strays(store: Store) -> tuple[str, ...]:
     """Files that are not of the store, by path in it, sorted."""
-    own = {ROOT, *store.manifest.files, *([PART] if store.part else [])}
+    own = {ROOT, *store.manifest.files}
+    own |= {PART} if store.part else set()
+    own |= {STRIPES} if store.stripes else set()
     for path, geometry, ndim in blocked_arrays(store.manifest):
-        own |= {shard_path(path, shard, ndim) for shard in range(geometry.num_shards)}
+        if store.stripes is None or path not in store.stripes.arrays:
+            own |= {shard_path(path, shard, ndim) for shard in range(geometry.num_shards)}
     own |= {f"{OWNERS_FOLDER}/{name}/{file}" for name in list_owners(store) for file in MAP_FILES}
     found = {
         str(Path(folder, name).relative_to(store.path))
         for folder, _, names in os.walk(store.path)
         for name in names
     }
-    return tuple(sorted(name for name in found - own if not name.startswith(f"{EXTEND_FOLDER}/")))
+    others = tuple(f"{folder}/" for folder in (EXTEND_FOLDER, STRIPE_FOLDER))
+    return tuple(sorted(name for name in found - own if not name.startswith(others)))
 
 
 def _check_rows(store: Store, array: RowArray, report: VerifyReport) -> None:

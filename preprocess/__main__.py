@@ -23,7 +23,16 @@ from blockstore.units import format_bytes
 from blockstore.verify import verify_store
 from loaderd.api.errors import DaemonError
 from preprocess.cli import flags
-from preprocess.cli.command import error_event, place_for, run_dry, run_ingest, run_pull, run_push
+from preprocess.cli.command import (
+    check_stripe,
+    error_event,
+    place_for,
+    run_dry,
+    run_ingest,
+    run_pull,
+    run_push,
+    run_stripe,
+)
 from preprocess.cli.info import info_text, owner_line, owner_lines, store_info
 from preprocess.cli.lookup import lookup as find_nodes
 from preprocess.cli.summary import graph_text, made_line, summarise
@@ -112,6 +121,7 @@ def ingest(
     )  # fmt: skip
     url = parse_url(str(store))
     local = place_for(url, resources.work) if url else store
+    check_stripe(store, bool(url), resources.stripe)
     if show.dry_run:
         run_dry(source, local, options, of_source, show.json, bool(resources.ray))
         return
@@ -121,6 +131,10 @@ def ingest(
         if not show.json:
             typer.echo(said)
         shutil.rmtree(local)
+    elif resources.stripe:
+        said = run_stripe(store, resources.stripe, gather=False)
+        if not show.json:
+            typer.echo(said)
 
 
 @app.command()
@@ -247,6 +261,22 @@ def part(
 
 
 @app.command()
+def stripe(
+    store: Path,
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="one on each disk; made if need be")
+    ] = None,
+    gather: Annotated[bool, typer.Option("--gather", help="bring all blocks back")] = False,
+) -> None:
+    """Deal the blocks of a store over folders on several disks, which are then read at once.
+
+    The store keeps its fingerprint, and batches stay the same.  A store that is dealt already is
+    dealt again.  Stopped or killed, the store is as it was: the same command does it from scratch.
+    """
+    typer.echo(run_stripe(store, folders or [], gather))
+
+
+@app.command()
 def push(store: Path, url: str, wait: flags.ObjectWait = WAIT_S) -> None:
     """Write a store to object storage: s3://BUCKET/NAME, gs://, az://.
 
@@ -329,6 +359,8 @@ def verify(store: Path) -> None:
         f"{store}: good{whole}: {report.blocks:,} blocks, {report.pages:,} pages, "
         f"{report.nodes:,} nodes, {report.edges:,} edges, {format_bytes(report.bytes)} read"
     )
+    if report.stripes:
+        typer.echo(f"{store}: {report.stripes}")
     for name in report.strays:
         typer.echo(f"{store / name}: not a file of the store, and nothing reads it")
     for name in report.foreign_maps:

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from blockstore.closing import Closing
 from blockstore.errors import CorruptBlock, OutOfSpace, StoreExists
 from blockstore.format import PAGE_BYTES
 from blockstore.io.buffers import aligned_buffer, byte_view
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room for what is written
+_MOST_OPEN = 64  # of `OpenFiles`: a large array has a thousand files
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
@@ -39,6 +41,25 @@ def open_to_read(path: Path, direct: bool) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
     except FileNotFoundError as error:
         raise CorruptBlock(f"{path}: missing, expected a shard of blocks") from error
+
+
+class OpenFiles(Closing):
+    """Descriptors of files that are read here and there, each opened when it is first read."""
+
+    def __init__(self) -> None:
+        self._fds: dict[Path, int] = {}
+
+    def fd(self, path: Path) -> int:
+        """Stays open until the next call at least.  Raises CorruptBlock: the file is missing."""
+        if path not in self._fds:
+            if len(self._fds) == _MOST_OPEN:
+                self.close()
+            self._fds[path] = open_to_read(path, probe_direct(path) == "O_DIRECT")
+        return self._fds[path]
+
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.popitem()[1])
 
 
 def open_to_write(path: Path) -> tuple[int, bool]:

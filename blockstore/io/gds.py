@@ -4,7 +4,6 @@ For who reads past the daemon.  What is read to the host is verified, page by pa
 reads to a device is not: no checksum is computed there.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from blockstore.errors import CorruptBlock
 from blockstore.format import PAGE_BYTES
 from blockstore.io.buffers import aligned_buffer
-from blockstore.io.files import open_to_read, probe_direct
+from blockstore.io.files import OpenFiles
 from blockstore.store import BlockedFile, FileRange, read_verified
 
 try:
@@ -32,9 +31,8 @@ class HostReader:
 
     def __init__(self, file: BlockedFile) -> None:
         self._file = file
-        self._fds: dict[Path, int] = {}
+        self._opened = OpenFiles()
         self._scratch = aligned_buffer(STEP_PAGES * PAGE_BYTES)
-        self._number = {path: i for i, path in enumerate(file.shards)}
 
     def read(self, ranges: Sequence[FileRange], out: NDArray[np.uint8]) -> None:
         """All ranges, one behind the other.  Raises CorruptBlock, OSError."""
@@ -44,29 +42,21 @@ class HostReader:
             at += piece.num_bytes
 
     def close(self) -> None:
-        for fd in self._fds.values():
-            os.close(fd)
-        self._fds = {}
+        self._opened.close()
 
     def _read_one(self, piece: FileRange, out: NDArray[np.uint8]) -> None:
-        geometry = self._file.geometry
-        before = self._number[piece.path] * geometry.pages_per_shard
+        before = piece.at // PAGE_BYTES - piece.offset // PAGE_BYTES
         stop = piece.offset + piece.num_bytes
         for page in range(piece.offset // PAGE_BYTES, -(-stop // PAGE_BYTES), STEP_PAGES):
             count = min(STEP_PAGES, -(-stop // PAGE_BYTES) - page)
             first = page * PAGE_BYTES
             crcs = self._file.crcs[before + page : before + page + count]
             pages = self._scratch[: count * PAGE_BYTES]
-            read_verified(self._open(piece.path), pages, first, crcs, str(piece.path))
+            read_verified(self._opened.fd(piece.path), pages, first, crcs, str(piece.path))
             low, high = max(first, piece.offset), min(first + count * PAGE_BYTES, stop)
             out[low - piece.offset : high - piece.offset] = self._scratch[
                 low - first : high - first
             ]
-
-    def _open(self, path: Path) -> int:
-        if path not in self._fds:
-            self._fds[path] = open_to_read(path, probe_direct(path) == "O_DIRECT")
-        return self._fds[path]
 
 
 class DeviceReader:

@@ -14,8 +14,10 @@ from blockstore import concurrency
 from blockstore.closing import Closing
 from blockstore.format import PAGE_BYTES
 from blockstore.io.absent import bring, split_pieces, tasks_away
+from blockstore.io.disks import Disks
 from blockstore.io.elsewhere import Elsewhere, RemoteRows
 from blockstore.io.files import open_to_read, probe_direct
+from blockstore.io.places import Place, bytes_of, page_numbers, pieces_of, places_of
 from blockstore.io.reading import Reading, Request
 from blockstore.io.ring import DEPTH, MOST_PIECES
 from blockstore.io.threads import CallingThreads, ReadThreads, Task
@@ -87,7 +89,8 @@ class _Placing(NamedTuple):
 class BlockReader(Closing):
     """Threads that read blocks of several files into the slots of one piece of memory.
 
-    mode   how: past the page cache or not, by which call, and why so
+    mode    how: past the page cache or not, by which call, and why so
+    disks   that the blocks of some files are dealt over; None: there are none
     """
 
     def __init__(
@@ -106,15 +109,19 @@ class BlockReader(Closing):
         Raises CorruptBlock: a shard is missing.
         """
         self.files, self._data, self._slot_bytes = tuple(files), data, slot_bytes
-        shards = [path for f in files for path in f.shards]
-        self.mode = probe_direct(shards[0]) if shards else "O_DIRECT"
+        deal = next((f.deal for f in files if f.deal), None)
+        probed = [path for f in files for path in f.shards][:1]
+        modes = (probe_direct(path) for path in (*probed, *(deal.files if deal else ())))
+        self.mode = next((mode for mode in modes if mode != "O_DIRECT"), "O_DIRECT")
         self._direct = self.mode == "O_DIRECT"
-        self._fds: list[NDArray[np.int64]] = []  # of the shards of each file
+        self._fds: list[int] = []
+        self._places: list[list[Place]] = []  # of each file: one, or one for each disk
         try:
             for f in files:
-                self._fds.append(np.full(len(f.shards), -1, np.int64))
-                for i, path in enumerate(f.shards):
-                    self._fds[-1][i] = open_to_read(path, self._direct)
+                first = len(self._fds)
+                for path in f.shards:
+                    self._fds.append(open_to_read(path, self._direct))
+                self._places.append(places_of(f, np.array(self._fds[first:], np.int64)))
         except BaseException:
             self._close()
             raise
@@ -125,13 +132,19 @@ class BlockReader(Closing):
         self._own = isinstance(threads, int)
         self._threads = ReadThreads(threads) if isinstance(threads, int) else threads
         self._source = source
+        self.disks = Disks(deal.folders, self._threads.count, self._direct) if deal else None
         if self._direct:
             refusal = self._threads.refusal
             self.mode += f" by preadv: {refusal}" if refusal else " by io_uring"
+        if self.disks is not None:
+            many = len(self.disks.all)
+            self.mode += f", {many} disk{'s' * (many > 1)}"
 
     def close(self) -> None:
         if self._own:
             self._threads.close()
+        if self.disks is not None:
+            self.disks.close()
         self._close()
 
     def beside(self, files: Sequence[BlockedFile]) -> "BlockReader":
@@ -147,6 +160,7 @@ class BlockReader(Closing):
             "read_retries": self.retries,
             "read_ns": self.busy_ns,
             "read_wait_ns": self.wait_ns,
+            **(self.disks.counters() if self.disks else {}),
         }
 
     def read(
@@ -249,7 +263,7 @@ class BlockReader(Closing):
 
     def _place_pages(self, asked: _Placing, low: int, high: int, queue: ReadQueue) -> None:
         number, data = asked.file, self._data
-        pieces = _pieces(asked.runs[low:high], asked.places[low:high])
+        pieces = pieces_of(asked.runs[low:high], asked.places[low:high])
         check = self.files[number].check
         with self._held(number, pieces, passing=not asked.are_blocks):
             if asked.are_blocks and isinstance(check, GraphCheck):
@@ -270,7 +284,7 @@ class BlockReader(Closing):
         ahead = self._held(asked.file, runs, early=True) if early else nullcontext()
         with ahead, asked.transit.buffer() as buffer:
             ends = np.cumsum(runs[:, PAGES]) * PAGE_BYTES
-            pieces = _pieces(runs, ends - runs[:, PAGES] * PAGE_BYTES)
+            pieces = pieces_of(runs, ends - runs[:, PAGES] * PAGE_BYTES)
             if asked.parts is not None:
                 self._read_parts(asked.file, asked.parts, low, pieces, buffer, queue)
             else:
@@ -301,7 +315,7 @@ class BlockReader(Closing):
         wanted: list[tuple[int, int, int]] = []
         rest: list[tuple[int, int, int]] = []
         for k in np.flatnonzero(heads).tolist():
-            data, done = _bytes_of(first[k], buffer), int(heads[k])
+            data, done = bytes_of(first[k], buffer), int(heads[k])
             if graph is not None:
                 block, where = self._first_block(number, pieces[k])
                 graph.check_head(block, data, where)
@@ -321,7 +335,7 @@ class BlockReader(Closing):
         if graph is not None:
             for k, start, stop in wanted:
                 block, where = self._first_block(number, pieces[k])
-                data = _bytes_of(pieces[k], buffer)
+                data = bytes_of(pieces[k], buffer)
                 graph.check_part(block, data, start * PAGE_BYTES, stop * PAGE_BYTES, where)
 
     # -- checks -----------------------------------------------------------------------------------
@@ -329,12 +343,15 @@ class BlockReader(Closing):
     def _verify_block(self, number: int, check: GraphCheck, piece: NDArray[np.int64]) -> None:
         """A graph block in its slot, read and not verified: checksums and what it says at once."""
         begun = concurrency.perf_counter_ns()
-        data = _bytes_of(piece, self._data)
+        data = bytes_of(piece, self._data)
         block, where = self._first_block(number, piece)
-        bad = check.find_bad_page(block, data, self._crcs(number, piece), where)
+        geometry = self.files[number].geometry
+        page = block * geometry.pages_per_block
+        crcs = self.files[number].crcs[page : page + geometry.pages_per_block]
+        bad = check.find_bad_page(block, data, crcs, where)
         self._count(begun)
         if bad >= 0:
-            self._read_again(number, piece, data)
+            self._read_again(number, piece, self._data)
             check.check(block, data, data.size, where)
 
     def _check_blocks(
@@ -347,19 +364,18 @@ class BlockReader(Closing):
         pages, size = file.geometry.pages_per_block, file.geometry.slot_bytes
         for piece in pieces:
             block, where = self._first_block(number, piece)
-            whole = _bytes_of(piece, memory)[-int(piece[PAGE]) % pages * PAGE_BYTES :]
+            whole = bytes_of(piece, memory)[-int(piece[PAGE]) % pages * PAGE_BYTES :]
             file.check.check(block, whole[: whole.size // size * size], size, where)
 
     def _first_block(self, number: int, piece: NDArray[np.int64]) -> tuple[int, str]:
-        """The first block that begins in a piece or after it, and the shard's name."""
-        file, shard, page = self.files[number], int(piece[SHARD]), int(piece[PAGE])
-        geometry = file.geometry
-        block = shard * geometry.blocks_per_shard - (-page // geometry.pages_per_block)
-        return block, str(file.shards[shard])
+        """The first block that begins in a piece or after it, and the name of the piece's file."""
+        file, page = self.files[number], self._page(number, piece)
+        block = -(-page // file.geometry.pages_per_block)
+        return block, str(file.shards[file.place(page)[0]])
 
-    def _crcs(self, number: int, piece: NDArray[np.int64]) -> NDArray[np.uint32]:
-        first = int(piece[SHARD]) * self.files[number].geometry.pages_per_shard + int(piece[PAGE])
-        return self.files[number].crcs[first : first + int(piece[PAGES])]
+    def _page(self, number: int, piece: NDArray[np.int64]) -> int:
+        """The first page of a piece, counted through all shards."""
+        return int(piece[SHARD]) * self.files[number].geometry.pages_per_shard + int(piece[PAGE])
 
     # -- reads ------------------------------------------------------------------------------------
 
@@ -370,16 +386,8 @@ class BlockReader(Closing):
         file = self.files[number]
         if file.pages is None:
             return nullcontext()
-        return file.pages.hold(
-            file.path, self._pages(number, runs), file.crcs, passing=passing, early=early
-        )
-
-    def _pages(self, number: int, pieces: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Numbers of the pages of pieces, counted through all shards."""
-        counts = pieces[:, PAGES]
-        first = pieces[:, SHARD] * self.files[number].geometry.pages_per_shard + pieces[:, PAGE]
-        before = np.cumsum(counts) - counts
-        return np.repeat(first - before, counts) + np.arange(int(counts.sum()))
+        pages = page_numbers(file.geometry.pages_per_shard, runs)
+        return file.pages.hold(file.path, pages, file.crcs, passing=passing, early=early)
 
     def _read(
         self,
@@ -399,8 +407,7 @@ class BlockReader(Closing):
                     file.holes.check(0, file.geometry.num_blocks, file.path)
                 else:
                     bring(self._source, file, away, memory, rows)
-        for i in range(0, len(pieces), MOST_PIECES):
-            self._read_here(number, pieces[i : i + MOST_PIECES], memory, queue, verify)
+        self._read_here(number, pieces, memory, queue, verify)
 
     def _read_here(
         self,
@@ -408,42 +415,75 @@ class BlockReader(Closing):
         pieces: NDArray[np.int64],
         memory: NDArray[np.uint8],
         queue: ReadQueue,
-        verify: bool,
+        verify: bool = True,
     ) -> None:
-        """Pieces that are on this disk.
+        """Pieces that are on this machine: by this thread, or by those of their disks."""
+        file, places = self.files[number], self._places[number]
+        if file.deal is None or self.disks is None:
+            for i in range(0, len(pieces), MOST_PIECES):
+                part = pieces[i : i + MOST_PIECES]
+                self._read_place(number, places[0], memory, verify, part, queue)
+            return
+        runs = pieces.copy()
+        runs[:, PAGE] += runs[:, SHARD] * file.geometry.pages_per_shard
+        runs[:, SHARD] = 0
+        reads = [partial(self._read_place, number, place, memory, verify) for place in places]
+        self.disks.read(file.deal.cut(runs), reads)
+
+    def _read_place(
+        self,
+        number: int,
+        place: Place,
+        memory: NDArray[np.uint8],
+        verify: bool,
+        pieces: NDArray[np.int64],
+        queue: ReadQueue,
+    ) -> int:
+        """At most MOST_PIECES, of one place; returns how many reads it took.
 
         One that does not come, or not as it was written, is tried once more: a disk may err, a bit
         flip on the way.  Raises CorruptBlock, OSError: of the second attempt.
         """
         begun = concurrency.perf_counter_ns()
-        crcs = self.files[number].crcs if verify else _NO_CRCS
-        shard_pages = self.files[number].geometry.pages_per_shard
-        reads = read_pieces(queue, self._fds[number], pieces, memory, crcs, shard_pages)
+        crcs = place.crcs if verify else _NO_CRCS
+        reads = int(read_pieces(queue, place.fds, pieces, memory, crcs, place.stride))
         failed = queue.failed[: len(pieces)].copy()
-        self._forget(number, pieces)
-        self._count(begun, int(pieces[~failed, PAGES].sum()), int(reads))
+        place.forget(pieces, self._direct)
+        self._count(begun, int(pieces[~failed, PAGES].sum()), reads)
         for piece in pieces[failed]:
-            self._read_again(number, piece, _bytes_of(piece, memory))
+            self._read_place_again(number, place, piece, memory)
+        return reads
 
-    def _read_again(self, number: int, piece: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+    def _read_again(self, number: int, piece: NDArray[np.int64], memory: NDArray[np.uint8]) -> None:
+        """A piece of which something came that is not what was written, one block long."""
+        file, places = self.files[number], self._places[number]
+        if file.deal is None:
+            self._read_place_again(number, places[0], piece, memory)
+            return
+        runs = np.array([[0, self._page(number, piece), piece[PAGES], piece[PLACE]]], np.int64)
+        for place, own in zip(places, file.deal.cut(runs), strict=True):
+            for part in own:
+                self._read_place_again(number, place, part, memory)
+
+    def _read_place_again(
+        self,
+        number: int,
+        place: Place,
+        piece: NDArray[np.int64],
+        memory: NDArray[np.uint8],
+    ) -> None:
         begun = concurrency.perf_counter_ns()
         with self._lock:
             self.retries += 1
         shard, page, pages = piece[:PLACE].tolist()
-        file = self.files[number]
+        file, first = self.files[number], place.number(piece)
         if file.pages is not None:
-            file.pages.bring_again(file.path, self._pages(number, piece[np.newaxis]), file.crcs)
-        fd, where = int(self._fds[number][shard]), str(self.files[number].shards[shard])
-        read_verified(fd, data, page * PAGE_BYTES, self._crcs(number, piece), where)
-        self._forget(number, piece[np.newaxis])
+            file.pages.bring_again(file.path, np.arange(first, first + pages), file.crcs)
+        data, crcs = bytes_of(piece, memory), place.crcs[first : first + pages]
+        fd, where = int(place.fds[shard]), str(place.path(shard))
+        read_verified(fd, data, page * PAGE_BYTES, crcs, where)
+        place.forget(piece[np.newaxis], self._direct)
         self._count(begun, pages, 1)
-
-    def _forget(self, number: int, pieces: NDArray[np.int64]) -> None:
-        """The page cache, if it is passed, keeps nothing of them."""
-        if not self._direct:
-            for shard, page, pages in pieces[:, :PLACE].tolist():
-                fd, offset, size = self._fds[number][shard], page * PAGE_BYTES, pages * PAGE_BYTES
-                os.posix_fadvise(int(fd), offset, size, os.POSIX_FADV_DONTNEED)
 
     def _count(self, begun: int, pages: int = 0, reads: int = 0) -> None:
         with self._lock:
@@ -452,19 +492,5 @@ class BlockReader(Closing):
             self.busy_ns += concurrency.perf_counter_ns() - begun
 
     def _close(self) -> None:
-        for fds in self._fds:
-            for fd in fds[fds >= 0].tolist():
-                os.close(fd)
-        self._fds = []
-
-
-def _pieces(runs: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Runs and the bytes in memory that they go to, as `read_pieces` takes them."""
-    pieces = np.empty((len(runs), 4), np.int64)
-    pieces[:, :PLACE], pieces[:, PLACE] = runs[:, :PLACE], places
-    return pieces
-
-
-def _bytes_of(piece: NDArray[np.int64], memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    start = int(piece[PLACE])
-    return memory[start : start + int(piece[PAGES]) * PAGE_BYTES]
+        while self._fds:
+            os.close(self._fds.pop())

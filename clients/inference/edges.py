@@ -1,6 +1,5 @@
 """Edges of a relation by whole columns, and which nodes have any."""
 
-import os
 from collections.abc import Generator, Iterator, Mapping, Set
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from blockstore.format import (
 )
 from blockstore.format import Relation as StoredRelation
 from blockstore.io.buffers import aligned_buffer
-from blockstore.io.files import open_to_read, probe_direct
+from blockstore.io.files import OpenFiles
 from blockstore.store import Store, read_verified
 from clients.inference.model import Relation
 from clients.inference.rows import SCAN_BYTES, STEP_ROWS
@@ -107,24 +106,21 @@ def _mark_targets(
     file = store.graph(relation)
     first_node = store.first_node(relation).astype(np.int64) - t.first
     buffer = aligned_buffer(file.geometry.slot_bytes)
-    for shard, path in enumerate(file.shards):
-        first = shard * file.geometry.blocks_per_shard
-        stop = min(first + file.geometry.blocks_per_shard, relation.num_blocks)
-        fd = open_to_read(path, probe_direct(path) == "O_DIRECT")
-        try:
-            for block in range(first, stop):
-                low, high = first_node[block : block + 2].tolist()
-                head = buffer[: align(edges_start_bytes(high - low), PAGE_BYTES)]
-                page, (_, at) = block * file.geometry.pages_per_block, file.geometry.locate(block)
-                crcs = file.crcs[page : page + head.size // PAGE_BYTES]
-                read_verified(fd, head, at, crcs, str(path))
-                header = BlockHeader.unpack(head[: BLOCK_HEADER.size].tobytes(), f"{path}+{at}")
-                offsets = head[BLOCK_HEADER.size :].view(np.uint32)[: high - low + 1]
-                out[low:high] |= offsets[1:] > offsets[:-1]
-                if header.last_degree:  # its edges may all be in further blocks
-                    out[high - 1] = True
-        finally:
-            os.close(fd)
+    with OpenFiles() as opened:
+        for block in range(relation.num_blocks):
+            low, high = first_node[block : block + 2].tolist()
+            head = buffer[: align(edges_start_bytes(high - low), PAGE_BYTES)]
+            first = block * file.geometry.slot_bytes
+            # a block is never divided
+            ((path, at, _, _),) = file.ranges(first, first + head.size)
+            page = block * file.geometry.pages_per_block
+            crcs = file.crcs[page : page + head.size // PAGE_BYTES]
+            read_verified(opened.fd(path), head, at, crcs, str(path))
+            header = BlockHeader.unpack(head[: BLOCK_HEADER.size].tobytes(), f"{path}+{at}")
+            offsets = head[BLOCK_HEADER.size :].view(np.uint32)[: high - low + 1]
+            out[low:high] |= offsets[1:] > offsets[:-1]
+            if header.last_degree:  # its edges may all be in further blocks
+                out[high - 1] = True
 
 
 def find_sources(

@@ -479,10 +479,9 @@ class Residency(Generic[PoolT_co]):
             if lost.any():
                 block = int(held.blocks[: held.num_present][lost][0])
                 of = self._reader.files[self._first_file + file]
-                shard, offset = of.geometry.locate(block)
                 raise CorruptBlock(
-                    f"{of.shards[shard]}+{offset}: block {block} could not be read for another "
-                    f"batch: {self._failure}"
+                    f"{of.where(block)}: block {block} could not be read for another batch: "
+                    f"{self._failure}"
                 )
         except BaseException:
             self._unpin(held)

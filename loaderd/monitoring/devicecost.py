@@ -38,26 +38,35 @@ FLASH = DeviceCost(50e-6, 3e-6)  # where there is too little to measure on
 
 
 def measure_cost(
-    reader: BlockReader, number: int, file: BlockedFile, buffers: Sequence[NDArray[np.uint8]]
+    reader: BlockReader,
+    number: int,
+    file: BlockedFile,
+    buffers: Sequence[NDArray[np.uint8]],
+    disk: int = 0,
 ) -> DeviceCost:
     """Read pages here and there, then longer runs; a few hundred milliseconds at most.
 
     number    of `file` in the reader
     buffers   page-aligned, of equal size
+    disk      of those that the file is dealt over: only pages on it are read
 
     Raises CorruptBlock, OSError.
     """
-    geometry = file.geometry
+    geometry, deal = file.geometry, file.deal
     shard_pages = min(geometry.num_blocks, geometry.blocks_per_shard) * geometry.pages_per_block
-    long = min(b.size for b in buffers) // PAGE_BYTES
-    if shard_pages < 4 * _PAGES or shard_pages < 4 * long:
+    # units of pages, every so many of which lie on the disk
+    unit, disks = (deal.unit_pages, len(deal.files)) if deal else (shard_pages, 1)
+    long = min(min(b.size for b in buffers) // PAGE_BYTES, unit)
+    rows = shard_pages // max(1, unit * disks)
+    if rows * unit < 4 * _PAGES or rows * unit < 4 * long:
         return FLASH
     transit = make_transit(buffers)
     spread = np.random.default_rng(0)
 
     def seconds(count: int, pages: int) -> float:
         runs = np.zeros((count, 3), np.int64)
-        runs[:, 1] = np.sort(spread.integers(0, shard_pages - pages, count))
+        units = spread.integers(0, rows, count) * disks + disk
+        runs[:, 1] = np.sort(units * unit + spread.integers(0, unit - pages + 1, count))
         runs[:, 2] = pages
         begun = concurrency.perf_counter_ns()
         reader.stream(number, runs, transit, lambda _low, _high, _data: None).wait()
@@ -70,13 +79,19 @@ def measure_cost(
 
 
 class DeviceGauge:
-    """What reading costs, measured when somebody first asks."""
+    """What reading costs, measured when somebody first asks.
+
+    disks   of each that blocks are dealt over, by its folder
+    known   of the slowest: each has the same share of the bytes, so batches wait for that one, and
+            runs are planned by its cost
+    """
 
     def __init__(self, reader: BlockReader) -> None:
         self._reader = reader
         self._through = 0  # bytes of the buffers it was measured through
         self._lock = concurrency.Lock()
         self.known: DeviceCost | None = None
+        self.disks: dict[str, DeviceCost] = {}
 
     def cost(self, files: Sequence[int], buffers: Sequence[NDArray[np.uint8]]) -> DeviceCost:
         """Measured over the largest of the reader's `files`; once more only through larger buffers.
@@ -93,6 +108,12 @@ class DeviceGauge:
             if files and self._through < min(size, RUN_BYTES):
                 number = max(files, key=lambda i: self._reader.files[i].geometry.num_blocks)
                 file = self._reader.files[number]
-                self.known = measure_cost(self._reader, number, file, buffers)
+                folders = file.deal.folders if file.deal else ("",)
+                costs = [
+                    measure_cost(self._reader, number, file, buffers, disk)
+                    for disk in range(len(folders))
+                ]
+                self.disks = dict(zip(folders, costs, strict=True)) if file.deal else {}
+                self.known = max(costs, key=lambda cost: cost.run_s + cost.page_s)
                 self._through = size
             return self.known or FLASH

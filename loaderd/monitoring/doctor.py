@@ -9,16 +9,18 @@ import random
 import re
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
 from blockstore.errors import BudgetTooSmall, StoreError
 from blockstore.io.arena import Arena, available_memory
 from blockstore.io.buffers import aligned_buffer, byte_view
+from blockstore.io.disks import SLOW
 from blockstore.io.files import open_to_read, probe_direct
 from blockstore.io.ring import DEPTH, QueueOwner
 from blockstore.kernels.crc import page_crcs
@@ -214,6 +216,15 @@ def judge_queue(refusal: str) -> MachineCheck:
     return _judge("reads", not refusal, found, remedy)
 
 
+def judge_disks(rates: Mapping[str, float]) -> MachineCheck:
+    """Whether disks that blocks are dealt over read as fast as each other: bytes/s by folder."""
+    slowest = min(rates, key=lambda folder: rates[folder])
+    usual = median(rate for folder, rate in rates.items() if folder != slowest)
+    found = ", ".join(f"{folder} {format_bytes(int(rate))}/s" for folder, rate in rates.items())
+    remedy = f"every batch waits for {slowest}: replace it, or deal the store without it"
+    return _judge("disks", rates[slowest] * SLOW >= usual, found, remedy)
+
+
 def _check_direct(mode: str) -> MachineCheck:
     good = mode == "O_DIRECT"
     found = "the store's file system takes it" if good else mode
@@ -294,6 +305,14 @@ def _examine_store(settings: EngineSettings, path: Path) -> Iterator[MachineChec
         direct = mode == "O_DIRECT"
         yield _check_direct(mode)
         yield judge_disk(measure_disk(shards, direct), direct)
+        if store.stripes is not None and len(store.stripes.folders) > 1:
+            parts = zip(store.stripes.folders, store.stripes.parts(), strict=True)
+            own = {
+                folder: [s for s in shards if s.is_relative_to(part) and s.stat().st_size]
+                for folder, part in parts
+            }
+            if all(own.values()):
+                yield judge_disks({f: measure_disk(files, direct) for f, files in own.items()})
 
 
 def checks_text(checks: Sequence[MachineCheck]) -> str:

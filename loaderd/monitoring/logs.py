@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 Format = Literal["text", "json"]
-LOGGERS = ("loaderd", "asyncio")
+LOGGERS = ("loaderd", "blockstore.io", "asyncio")
 QUEUED = 10_000  # lines that wait for who reads them; later ones are dropped and counted
 CLOSE_S = 1.0  # for what is queued at the end
 _STDERR = 2

@@ -50,6 +50,17 @@ COUNTERS = {  # metric, without the `_total` that the format adds: counter of th
     "sessions_failed": ("sessions_failed", "Runs that ended in an error."),
     "requests_refused": ("requests_refused", "Other messages refused."),
 }  # fmt: skip
+DISK_COUNTERS = {  # likewise, of a disk that blocks are dealt over: its part in their names
+    "disk_read_bytes": ("bytes_read", "Bytes read from a disk."),
+    "disk_reads": ("reads", "Calls that read from it."),
+    "disk_errors": ("errors", "Reads of it that failed."),
+    "disk_active_seconds": ("active_ns", "Time in which something was read from it."),
+}
+DISK_GAUGES = {
+    "disk_slow": ("slow", "1: it takes more than 1.5 times as long for a byte as the others."),
+    "disk_run_seconds": ("run_ns", "Measured for one more run of pages."),
+    "disk_page_seconds": ("page_ns", "Measured for one more page in a run."),
+}
 SESSION_COUNTERS = {  # likewise, of a session: its field
     "batches": ("batches", "Batches released by the client."),
     "rows": ("rows", "Rows handed over."),
@@ -117,6 +128,15 @@ def _of_counters(s: StatusReply) -> Iterator[Metric]:
     ):
         blocks = [((pool,), counts.get(f"{pool}_blocks_{name}", 0)) for pool in POOLS]
         yield family(f"blocks_{name}", text, blocks, "pool")
+    for family, named in ((_counter, DISK_COUNTERS), (_gauge, DISK_GAUGES)):
+        for name, (part, text) in named.items():
+            scale = NS if family is _gauge and part.endswith("_ns") else 1
+            start = f"disk:{part}:"
+            found = [
+                ((counter.removeprefix(start),), value * scale)
+                for counter, value in counts.items() if counter.startswith(start)
+            ]  # fmt: skip
+            yield family(name, text, found, "disk")
     life = since_start(s)
     ratios = zip(POOLS, (life.graph_hit, life.row_hit), strict=True)
     hits = [((of,), ratio) for of, ratio in ratios if ratio is not None]

@@ -303,6 +303,9 @@ class Engine(Closing):
         if (cost := self.resources.gauge.known) is not None:
             counters["device_run_ns"] = int(cost.run_s * 1e9)
             counters["device_page_ns"] = int(cost.page_s * 1e9)
+        for folder, cost in self.resources.gauge.disks.items():
+            counters[f"disk:run_ns:{folder}"] = int(cost.run_s * 1e9)
+            counters[f"disk:page_ns:{folder}"] = int(cost.page_s * 1e9)
         reader = self.reader
         for source in self._elsewhere:
             counters |= source.counters()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from blockstore.format import PAGE_BYTES, blocked_arrays
+from blockstore.make_stripes import check_folders, deal_store
 from blockstore.objects.bucket import parse_url
 from blockstore.objects.push import pull, push, store_bytes
 from blockstore.objects.remote import store_name
@@ -97,6 +99,30 @@ def run_push(path: Path, url: str, wait_s: float) -> str:
     with Progress().stage("push", store_bytes(store), "B") as stage:
         fingerprint = push(store, place, wait_s, stage.advance)
     return f"{place}: pushed, fingerprint {fingerprint}"
+
+
+def check_stripe(store: Path, is_url: bool, folders: list[Path] | None) -> None:
+    """Before an ingest takes hours.  Raises BadInput, StoreError: these folders cannot be."""
+    if folders:
+        if is_url:
+            raise BadInput.at(
+                "--stripe", "a URL as the store", "a folder", "leave --stripe out, or give a folder"
+            )
+        check_folders(folders, store)
+
+
+def run_stripe(path: Path, folders: list[Path], gather: bool) -> str:
+    """What was done.  Raises BadInput: what is to be done is not clear; what `deal_store` does."""
+    if gather == bool(folders):
+        found = "--gather and folders" if gather else "no folders"
+        raise BadInput.at(
+            path, found, "folders on the disks, or --gather", "say where the blocks are to be"
+        )
+    store = open_store(path)
+    total = sum(g.num_pages for _, g, _ in blocked_arrays(store.manifest)) * PAGE_BYTES
+    with Progress().stage("deal blocks", total, "B") as stage:
+        store = deal_store(path, folders, stage.advance)
+    return f"{path}: {store.stripes or 'blocks are in it'}"
 
 
 def run_pull(url: str, target: Path, wait_s: float) -> str:

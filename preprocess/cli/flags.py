@@ -102,6 +102,10 @@ class IngestWork(IngestResources):
         "", "tasks on a Ray that is there (auto, ray://HOST:PORT) or on local:N workers"
     )
     work: Path | None = flag(None, "where a store is made that goes to a URL, until it is there")
+    stripe: list[Path] | None = flag(
+        None, "folder that blocks are dealt over, one on each disk; several may be",
+        show_default=False,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,17 @@ def store_info(store: Store) -> dict[str, Any]:
     for rows in manifest.row_arrays():
         geometry = row_geometry(rows, manifest.block_bytes)
         arrays[rows.path] = geometry.num_blocks * geometry.slot_bytes
+    folders = [store.path, *(store.stripes.parts() if store.stripes else ())]
     on_disk = sum(
         min(found.st_size, found.st_blocks * 512)  # a part has holes
-        for found in (p.stat() for p in store.path.rglob("*") if p.is_file())
+        for folder in folders
+        for found in (p.stat() for p in folder.rglob("*") if p.is_file())
     )
     built: dict[str, Any] = msgspec.to_builtins(manifest)
     return {
         "path": str(store.path),
         "disk_bytes": on_disk,
+        "stripes": store.stripes.folders if store.stripes else (),
         "num_nodes": manifest.num_nodes,
         "num_edges": sum(r.num_edges for r in manifest.relations),
         "array_bytes": arrays,
@@ -54,6 +57,8 @@ def info_text(store: Store) -> str:
     ]
     if store.part is not None:
         lines.append(f"  {store.part}")
+    if store.stripes is not None:
+        lines.append(f"  stripes       {store.stripes}")
     for t in manifest.types:
         lines.append(f"  {t.name:<13} {t.num_nodes:,} nodes")
         held = {**t.features, **({"label": t.label} if t.label else {})}

@@ -2,15 +2,17 @@
 
 import importlib.util
 import json
+from contextlib import contextmanager
 
 import pytest
 
 pytest.importorskip("torch")
 
 from tests.tools.tiny import TINY, by_side
-from tools.bench import hops
+from tools.bench import hops, stripes
 from tools.bench.harness import run
 from tools.bench.setup import make_graph, make_store
+from tools.bench.stripes import LoopDisks
 
 
 def test_disk(folder, tmp_path):
@@ -25,6 +27,34 @@ def test_disk(folder, tmp_path):
     assert "skipped" in pages or pages["share_of_limit"]["min"] > 0
     assert not (folder / "disk.bin").exists()
     assert [json.loads(line) for line in out.read_text().splitlines()] == lines
+
+
+def test_stripes(folder, monkeypatch):
+    """On folders of one disk, as not everybody may make loop devices."""
+
+    @contextmanager
+    def folders(parent, count, size, rate):
+        assert (count, rate) == (2, 50 << 20)
+        assert size > 8 << 20
+        yield LoopDisks(tuple(parent / f"disk{i}" for i in range(2)), group)
+
+    group = folder / "group"
+    group.mkdir()
+    monkeypatch.setattr(stripes, "loop_disks", folders)
+    sizes = ["--size", "4M", "--block-size", "64K", "--rounds", "1", "--pages", "300"]
+    store = make_store(folder, make_graph(folder, 3000, 8, 16))
+    more = ["--store", str(store), "--plans", "minibatch", "--mem", "64M", "--batch-size", "50"]
+    found = run("stripes", ["--folder", str(folder), *sizes, *more])
+    lines, epochs = by_side(found[:2]), by_side(found[2:])
+    assert lines.keys() == epochs.keys() == {"1 disk", "2 disks"}
+    two = lines["2 disks"]
+    assert "skipped" in two or two["blocks_of_one"]["min"] > 0
+    assert "skipped" in two or two["pages_of_one"]["min"] > 0
+    one, both = (epochs[name]["batches"]["median"] for name in ("1 disk", "2 disks"))
+    assert one == both > 0
+    assert not list(folder.glob("store-of*"))
+    assert (folder / "disk0/of2/bench/disk.bin").stat().st_size == 2 << 20
+    assert (group / "cgroup.procs").read_text().isdigit()
 
 
 @pytest.mark.long

@@ -39,6 +39,8 @@ G = 1 << 30
         (doctor.judge_disk(3e9, False), "ok"),
         (doctor.judge_pages(64 << 20, 64 << 20), "ok"),
         (doctor.judge_pages(0, 64 << 20), "warn"),
+        (doctor.judge_disks({"/a": 9e8, "/b": 7e8, "/c": 9e8}), "ok"),
+        (doctor.judge_disks({"/a": 9e8, "/b": 5e8}), "warn"),
     ],
 )
 def test_judgements(check, state):
@@ -50,6 +52,7 @@ def test_a_fix_that_is_within_reach_is_named():
     assert "ulimit -n" in doctor.judge_files(256, 4096, 100).remedy
     assert "LimitNOFILE" in doctor.judge_files(256, 256, 100).remedy
     assert "--mem 6.4G" in doctor.judge_memory(9 * G, 8 * G, "free memory").remedy
+    assert "waits for /b: replace it" in doctor.judge_disks({"/a": 9e8, "/b": 5e8}).remedy
     assert "compact_memory" in doctor.judge_pages(0, 64 << 20).remedy
 
 

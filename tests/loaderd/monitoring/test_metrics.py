@@ -45,6 +45,21 @@ def test_values_units_and_labels():
     assert value("loaderd_info", store="/data/store", fingerprint="f00d", io_mode="O_DIRECT") == 1
 
 
+def test_disks_that_blocks_are_dealt_over_are_labels():
+    odd = "/mnt/a:b"
+    counters = {
+        f"disk:bytes_read:{odd}": 5, "disk:bytes_read:/c": 7, f"disk:active_ns:{odd}": 2 * 10**9,
+        f"disk:slow:{odd}": 1, f"disk:run_ns:{odd}": 5000,
+    }  # fmt: skip
+    found = samples(metrics_text(status(counters=counters)).decode())
+    own = frozenset({("disk", odd)})
+    assert found["loaderd_disk_read_bytes_total", own] == 5
+    assert found["loaderd_disk_read_bytes_total", frozenset({("disk", "/c")})] == 7
+    assert found["loaderd_disk_active_seconds_total", own] == 2
+    assert found["loaderd_disk_slow", own] == 1
+    assert found["loaderd_disk_run_seconds", own] == 5e-6
+
+
 def test_labels_with_odd_characters_are_escaped():
     odd = 'a"b\\c\nd'
     found = samples(metrics_text(status(stores=(structs.replace(STORE, path=odd),))).decode())
