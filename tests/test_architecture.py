@@ -320,6 +320,28 @@ def test_the_main_path_is_short() -> None:
     assert not [name for name in names if not (ROOT / name).exists()]
 
 
+def is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Its parameters are groups of the command line's options."""
+    return any("command" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def test_functions_take_few_parameters() -> None:
+    found = []
+    for path in FILES:
+        most = 10 if "kernels" in {*path.parts, path.stem} else 8
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_command(node):
+                given = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+                if sum(parameter.arg not in {"self", "cls"} for parameter in given) > most:
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert not found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_module_fits_in_one_reading(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 500
+
+
 PURE = {"isinstance", "len", "all", "any", "int", "filled", "sum", "getbuffer", "is_held"}
 
 

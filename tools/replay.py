@@ -7,8 +7,8 @@ at once; what is absent is read by runs of pages, as the daemon does.  `optimal`
 those rows go that are needed furthest in the future; no policy reads fewer rows.  `next-use` knows
 the next `--look` groups, and lets those go first that come in none of them and were seldom used.
 
-Graph blocks: hop after hop, a block that a hop needs is read unless it is in memory.  `optimal`
-takes a hop's blocks in whatever order it likes, and keeps those of all that it held or read which
+Graph blocks: pass after pass, a block that one needs is read unless it is in memory.  `optimal`
+takes a pass's blocks in whatever order it likes, and keeps those of all that it held or read which
 are needed soonest; no order and no policy reads fewer.  `present first` is the daemon's: what is in
 memory, then the rest, whose last ones stay.  `lru` goes in ascending order.
 
@@ -183,7 +183,7 @@ class ReplayOptions:
     entries: Annotated[int, "rows that the cache holds"] = 0
     look: Annotated[int, "groups that next-use knows of"] = 1
     gap_pages: Annotated[int, "read over"] = FLASH.gap_pages
-    graph_mem: Annotated[str, "memory for graph blocks"] = "0"
+    graph_mem: Annotated[str, "memory for graph blocks; none if empty"] = ""
 
 
 def main(words: list[str]) -> list[dict[str, Any]]:
@@ -199,7 +199,8 @@ def main(words: list[str]) -> list[dict[str, Any]]:
             "needed": sum(g.size for g in groups), "read": sum(a.size for a in absent),
             "bytes": sum(bytes_of_rows(store, a, given.gap_pages) for a in absent),
         })  # fmt: skip
-    slots = parse_bytes(given.graph_mem) // store.manifest.block_bytes
+    graph_bytes = parse_bytes(given.graph_mem) if given.graph_mem else 0
+    slots = graph_bytes // store.manifest.block_bytes
     hops, num_blocks = hop_blocks(records)
     for policy in BLOCK_POLICIES if slots and hops else ():
         read = replay_blocks(hops, num_blocks, slots, policy)

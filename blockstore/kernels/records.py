@@ -76,6 +76,6 @@ def ask_for_records(words, own, places, wanted, degree, positions, at, found, wh
 
 @inner
 def _ask(words, first, own, wanted, degree, positions, at, found, whole):
-    """Of one section."""
+    """Of one section of the records, if it is wanted and the edges there have it."""
     if wanted and own:
         ask_for_picks(words, 32 * first, 32 * own, degree, positions, at, found, whole)

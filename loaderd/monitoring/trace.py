@@ -3,7 +3,7 @@
 A file of records, each int64 (kind, run, number, count) and then `count` ids, int64:
 
 ROWS   number: of the group        the nodes of one batch of the group, by store id
-BLOCKS number: of the relation     the graph blocks that one hop needed, in ascending order
+BLOCKS number: of the relation     the graph blocks that one pass needed, in ascending order
 STAGE  number: into STAGES         when the stage began and ended, ns of a steady clock; serving a
                                    macro-batch: from its first use until the last has ended
 """

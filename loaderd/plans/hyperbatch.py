@@ -77,6 +77,7 @@ class RowMemory(NamedTuple):
     entry_bytes: int  # of a row that does not stay, beside its own
     gap_pages: int  # between rows wanted that are read with them
     spare: float  # room for rows that pass, over what a hyperbatch wants of them
+    read: int = 0  # bytes of the graph that are read for a hyperbatch of any size
 
 
 _AMPLE = 8  # minibatches; more only if that saves reading
@@ -138,7 +139,7 @@ def _cut(curve: RegionCurve, memory: RowMemory, size: int) -> _Cut | None:
     if not fitting.size:
         return None
     count = int(fitting[-1])
-    return _Cut(size, count, float(read[count:].sum()), float(stays[count]))
+    return _Cut(size, count, memory.read + float(read[count:].sum()), float(stays[count]))
 
 
 def _sums(values: NDArray[Any]) -> NDArray[Any]:

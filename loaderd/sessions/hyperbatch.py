@@ -30,11 +30,12 @@ from loaderd.sampling.hyperbatch.session import (
     Hyper,
     HyperMemory,
     Sampled,
+    SamplingMemory,
     StructureArea,
     StructureSampler,
 )
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces
-from loaderd.sampling.hyperbatch.sizing import HyperSizing
+from loaderd.sampling.hyperbatch.sizing import HyperSizing, SamplingSlots
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, Kind, Opening, StoreResources
 from loaderd.sessions.build import BatchInProgress, BatchSpec, Placement
@@ -87,16 +88,16 @@ class HyperbatchSession(SampledSession):
         super().__init__(resources, number, spec, served, memory)
         self._cut, self._cache = hyper.cut, hyper.cache
         self._nothing_missing = nothing_missing(served)
-        sampler = self._make_sampler(hyper.scratch)
+        sampler = self._make_sampler(hyper.sampling)
         self._hyper = Hyper(spec.plan, sampler, hyper, self, resources.trace)
 
-    def _make_sampler(self, scratch: StructureArea | None) -> StructureSampler:
-        """`scratch`: if batches are sampled together."""
+    def _make_sampler(self, memory: SamplingMemory | None) -> StructureSampler:
+        """`memory`: if batches are sampled together."""
         resources, spec = self._resources, self._spec
         crew = SessionWorkers(self._memory.workspaces, resources.workers.later, super().wake)
-        if scratch is None:  # the graph is in memory: nothing is gained by blocks
+        if memory is None:  # the graph is in memory: nothing is gained by blocks
             return BatchSampler(self._sample_alone, crew)
-        return block_sampler(resources, spec, crew, scratch)
+        return block_sampler(resources, spec, crew, memory)
 
     def _sample_alone(self, unit: Unit, work: Workspace) -> Structure:
         begun = concurrency.perf_counter_ns()
@@ -228,7 +229,7 @@ class HyperbatchSession(SampledSession):
         cut = self._cut
         return (
             f"; hyperbatches of {cut.size}: {cut.areas} x {cut.area} slots of structure, "
-            f"{cut.scratch} of scratch, {cut.rows} slots of rows "
+            f"{cut.sampling.slots} of scratch, {cut.rows} slots of rows "
             f"({sum(share.stay_rows for share in cut.shares):,} that stay, "
             f"{sum(share.entries for share in cut.shares):,} that pass), "
             f"{cut.tables} of tables"
@@ -303,23 +304,29 @@ def draft_session(
     return SessionDraft(spec, asked.served, need, sizes, cut, allocation, workspaces)
 
 
+def take_sampling(allocation: Allocation, slots: SamplingSlots, slot_bytes: int) -> SamplingMemory:
+    """Raises Refused: the arena's free slots lie too far apart."""
+    memory = allocation.run(slots.slots, LOOK_WAIT_S)
+    return SamplingMemory.cut(memory, slots.early, slots.begun * slot_bytes)
+
+
 def _take(resources: StoreResources, draft: SessionDraft, cut: HyperSizing) -> HyperMemory | None:
     """Take areas and cache; None if the arena's free slots lie too far apart."""
     allocation, settings = draft.allocation, resources.settings
     try:
         areas = [StructureArea(allocation.run(cut.area, LOOK_WAIT_S)) for _ in range(cut.areas)]
-        scratch = None
-        if cut.scratch:
-            scratch = StructureArea(allocation.run(cut.scratch, LOOK_WAIT_S))
+        sampling = None
+        if cut.sampling.slots:
+            sampling = take_sampling(allocation, cut.sampling, resources.budget.slot_bytes)
         if not cut.shares:
-            return HyperMemory(cut, areas, scratch, None)
+            return HyperMemory(cut, areas, sampling, None)
         tables = allocation.run(cut.tables, LOOK_WAIT_S)
         transit = [allocation.run(cut.run, LOOK_WAIT_S) for _ in range(settings.readers)]
         cache = RowCache(
             resources.rows._replace(served=draft.served), cut.shares, tables,
             allocation.slots(cut.rows), transit, row_cost(resources, transit).gap_pages,
         )  # fmt: skip
-        return HyperMemory(cut, areas, scratch, cache)
+        return HyperMemory(cut, areas, sampling, cache)
     except Refused:
         return None
 

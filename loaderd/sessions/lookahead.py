@@ -17,10 +17,16 @@ from loaderd.memory.workspace import Sizes, workspace_bytes
 from loaderd.monitoring.devicecost import DeviceCost
 from loaderd.monitoring.logs import tell
 from loaderd.sampling.hyperbatch.rowcache import region_rows, region_shift, rows_by_type
-from loaderd.sampling.hyperbatch.session import Sampled, StructureArea, StructureSampler
+from loaderd.sampling.hyperbatch.session import (
+    Sampled,
+    SamplingMemory,
+    StructureArea,
+    StructureSampler,
+)
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces, usual_shape
-from loaderd.sampling.hyperbatch.sizing import Estimate, HyperSizing, cut_hyper
-from loaderd.sampling.hyperbatch.together import BatchRules, BlockSampler, scratch_bytes
+from loaderd.sampling.hyperbatch.sizing import Estimate, HyperSizing, PassEstimate, cut_hyper
+from loaderd.sampling.hyperbatch.together import BatchRules, BlockSampler
+from loaderd.sampling.hyperbatch.unfinished import begun_bytes, scratch_bytes
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, StoreResources
 from loaderd.sessions.build import BatchSpec
@@ -59,14 +65,14 @@ def sampling_turn(resources: StoreResources) -> concurrency.Lock:
 
 
 def block_sampler(
-    resources: StoreResources, spec: BatchSpec, crew: SessionWorkers, scratch: StructureArea
+    resources: StoreResources, spec: BatchSpec, crew: SessionWorkers, memory: SamplingMemory
 ) -> BlockSampler:
     """Samples batches together: the graph is not in memory."""
     rules = BatchRules(
         spec.plan, lambda units, held: resources.builder.roots(spec, units, held), spec.record
     )
     turn = resources.shared(sampling_turn)
-    return BlockSampler(rules, resources.topology, crew, scratch, turn, resources.trace)
+    return BlockSampler(rules, resources.topology, crew, memory, turn, resources.trace)
 
 
 def row_cost(resources: StoreResources, buffers: Sequence[NDArray[np.uint8]]) -> DeviceCost:
@@ -154,7 +160,7 @@ class LookAhead:
     def _sampler(self, scratch: list[StructureArea]) -> StructureSampler:
         resources, spec = self._resources, self._draft.spec
         if self._together:
-            return block_sampler(resources, spec, self._crew, scratch[0])
+            return block_sampler(resources, spec, self._crew, SamplingMemory(scratch[0]))
         return BatchSampler(lambda u, w: resources.builder.structure(spec, u, w), self._crew)
 
     def _add_small_workspaces(self, seen: Sequence[Structure]) -> None:
@@ -185,14 +191,23 @@ class LookAhead:
             max(builder.structure_bytes(s, plan.unit(0, 0), self._draft.spec) for s in seen),
             found.area_bytes,
             max(s.num_nodes + s.num_edges * (self._draft.spec.record.items > 0) for s in seen),
-            max(self._scratch_bytes(s) for s in seen) * self._together,
-            self._scratch_bytes(worst),
             # areas have no owners: these are named as a batch is handed out
             structure_bytes(shape, self._draft.sizes._replace(owner_bytes=0)),
             found.wanted,
+            self._passes(seen, worst) if self._together else None,
         )
 
-    def _scratch_bytes(self, structure: Structure) -> int:
-        manifest, spec = self._resources.store.manifest, self._draft.spec
+    def _passes(self, seen: Sequence[Structure], worst: Structure) -> PassEstimate:
+        """What sampling by passes over the graph takes."""
+        resources, record = self._resources, 4 * self._draft.spec.record.size
+        manifest = resources.store.manifest
         blocks = max(r.num_blocks for r in manifest.relations)
-        return scratch_bytes(structure, blocks, ITEM_BYTES[manifest.id_dtype], 4 * spec.record.size)
+        ids = ITEM_BYTES[manifest.id_dtype]
+        absent = resources.budget.graph_blocks - resources.broker.graph_preferred
+        return PassEstimate(
+            max(sum(scratch_bytes(s, blocks, ids, record)) for s in seen),
+            max(scratch_bytes(worst, blocks, ids, record)),
+            max(begun_bytes(s, ids, record) for s in seen),
+            len(worst.frontiers) - 1,
+            absent * resources.budget.slot_bytes,
+        )

@@ -17,7 +17,7 @@ from loaderd.sampling.hyperbatch.session import Sampled, StructureArea, Structur
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers
 from loaderd.sessions.base import Allocation, Opening
 from loaderd.sessions.engine import Engine
-from loaderd.sessions.hyperbatch import draft_session, size_session
+from loaderd.sessions.hyperbatch import draft_session, size_session, take_sampling
 from loaderd.sessions.lookahead import LookAhead, SessionDraft, block_sampler
 from loaderd.sessions.sizing import ask, explained_shortage
 
@@ -77,8 +77,8 @@ class OfflineSampler(Closing):
         else:
             self._area = StructureArea(allocation.run(cut.area, LOOK_WAIT_S))
             self._most = cut.size
-            scratch = StructureArea(allocation.run(cut.scratch, LOOK_WAIT_S))
-            self._sampler = block_sampler(resources, spec, crew, scratch)
+            memory = take_sampling(allocation, cut.sampling, resources.budget.slot_bytes)
+            self._sampler = block_sampler(resources, spec, crew, memory)
 
     def close(self) -> None:
         self._allocation.free()

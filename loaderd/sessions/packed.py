@@ -30,11 +30,12 @@ from loaderd.sampling.hyperbatch.rowcache import rows_by_type
 from loaderd.sampling.hyperbatch.session import (
     HyperMemory,
     Sampled,
+    SamplingMemory,
     StructureArea,
     StructureSampler,
 )
 from loaderd.sampling.hyperbatch.single import Workspaces
-from loaderd.sampling.hyperbatch.sizing import HyperSizing
+from loaderd.sampling.hyperbatch.sizing import HyperSizing, SamplingSlots
 from loaderd.sampling.packed.files import PackFiles
 from loaderd.sampling.packed.format import Pack, PackIndex, pack_path, place_pages, read_pack
 from loaderd.sampling.packed.rows import PackedRows, PackGeometry
@@ -98,8 +99,8 @@ class PackedSession(HyperbatchSession):
     def serves(self, epoch: int) -> bool:
         return self._parts.batches.pack.serves(self._plan.resolved, epoch)
 
-    def _make_sampler(self, scratch: StructureArea | None) -> StructureSampler:
-        del scratch
+    def _make_sampler(self, memory: SamplingMemory | None) -> StructureSampler:
+        del memory
         return self._parts.sampler
 
     def _addresses(self, sampled: Sampled, served: int) -> Written:
@@ -218,7 +219,7 @@ def _take(
     rows = PackedRows(index, files, geometry, resources.budget.slot_bytes, hot, groups)
     sampler = PackedSampler(index, files, resources.arena.data)
     cut = HyperSizing(
-        1, memory.together, memory.structures, memory.run, 0, 0, (), memory.hot, 0,
+        1, memory.together, memory.structures, memory.run, SamplingSlots(), 0, (), memory.hot, 0,
         memory.window * memory.batch,
     )  # fmt: skip
     parts = _Parts(index, files, sampler, rows, memory, owners)
@@ -232,7 +233,8 @@ def cut_packed(
 
     owners   bytes of a node's owner, if the session has an owner map
 
-    A group is read while the one before it is served, and batches of it are in flight.
+    A group is read while the one before it is served, and batches of it are in flight.  If two have
+    no room a group is read when all batches of the one before it have been released.
     """
     nodes = max(n for epoch in pack.epochs for n in epoch.nodes)
     pages = max(
@@ -248,7 +250,7 @@ def cut_packed(
     batches = sum(len(epoch.pages) for epoch in pack.epochs)
     each = max(1, batches // sum(len(epoch.groups) for epoch in pack.epochs))
     area = sum(geometry.most_blocks)
-    found = PackedMemory(
+    ample = PackedMemory(
         _STRUCTURES, min(_TOGETHER, batches), pages * PAGE_BYTES, geometry.hot_slots,
         min(_MOST_AREAS, 2 + -(-(window + _TOGETHER) // each)), area, window,
         structure + addresses, slot_bytes,
@@ -258,11 +260,14 @@ def cut_packed(
         lambda m: m._replace(together=max(4, m.together - 1) if m.together > 4 else m.together),
         lambda m: m._replace(window=max(2, m.window - 1) if m.window > 2 else m.window),
         lambda m: m._replace(structures=2),
-        lambda m: m._replace(areas=2),
+        lambda m: m._replace(areas=min(2, m.areas)),
         lambda m: m._replace(together=max(1, m.together - 1)),
         lambda m: m._replace(window=1),
     ]
-    for make in smaller:
-        while found.slots > room and make(found) != found:
-            found = make(found)
+    for found in (ample, ample._replace(areas=1)):
+        for make in smaller:
+            while found.slots > room and make(found) != found:
+                found = make(found)
+        if found.slots <= room:
+            break
     return found

@@ -19,7 +19,7 @@ from blockstore.kernels.columns import (
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import inner, leaf, njit
 from blockstore.kernels.packed import PackedIds
-from preprocess.kernels.rowsum import RowSources, sum_rows
+from preprocess.kernels.rowsum import MORE, NO_ROW, RowSources, sum_rows
 
 CHUNK_EDGES = 128  # summed in registers, then added to the sum: errors grow with chunks, not edges
 LINE_ITEMS = 16  # float32 in a cache line
@@ -52,13 +52,13 @@ def sum_edges(table, edges, low, high, weight_at, out, at, own, times):
 
     As `sum_rows` has it, in chunks.
     """
-    begin, new, one = low, np.int64(1), np.float32(1)
+    begin, one = low, np.float32(1)
     while high - begin > CHUNK_EDGES:
         stop = begin + CHUNK_EDGES
-        sum_rows(table, edges, begin, stop, weight_at, out, at, own, new, one)
+        sum_rows(table, edges, begin, stop, weight_at, out, at, own, one)
         weight_at += CHUNK_EDGES
-        begin, new, own = stop, np.int64(0), np.int64(-1)
-    sum_rows(table, edges, begin, high, weight_at, out, at, own, new, times)
+        begin, own = stop, np.int64(MORE)
+    sum_rows(table, edges, begin, high, weight_at, out, at, own, times)
 
 
 @inner
@@ -104,7 +104,7 @@ def multiply_blocks(blocks, table, product, out, carry_slots, carry, part, parts
         high = np.int64(words[word + HEADER_WORDS + begin])
         for i in range(begin, end):
             low, high = high, np.int64(words[word + HEADER_WORDS + i + 1])
-            own = node + i if product.loops else np.int64(-1)
+            own = node + i if product.loops else np.int64(NO_ROW)
             whole = i < count - 1 or last_degree == high - low
             times = product.scale * product.factor[node + i] if whole else np.float32(1)
             sum_edges(table, edges, low, high, weight_at + low, out, (node + i) * width, own, times)

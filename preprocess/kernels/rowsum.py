@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 _TILES = 64, 32, 16, 8, 4, 2, 1  # columns summed at once: the widest that fit
 _AHEAD_LINES = 32  # that are on their way from memory, of all edges together
 _LINE_ITEMS = 16  # float32 in a cache line
+NO_ROW = -1  # in place of a row that is added first
+MORE = -2  # likewise, and what is there counts
 _BYTE, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 32, 64))
 
 
@@ -76,7 +78,7 @@ class _Emitter:
                 row = builder.fmul(row, self._splat(weight, tile))
             builder.store(builder.fadd(builder.load(total), row), total)
         place = builder.gep(given["out"], [builder.add(given["at"], column)])
-        with builder.if_then(builder.icmp_signed("==", given["fresh"], _int64(0))):
+        with builder.if_then(builder.icmp_signed("==", given["own"], _int64(MORE))):
             builder.store(builder.fadd(builder.load(total), self._load(place, vector)), total)
         result = builder.fmul(builder.load(total), self._splat(given["times"], tile))
         builder.store(result, builder.bitcast(place, vector.as_pointer()), align=4)
@@ -120,21 +122,20 @@ class _Emitter:
 
 
 @intrinsic
-def sum_rows(_context, table, edges, low, high, weight_at, out, at, own, fresh, times):
+def sum_rows(_context, table, edges, low, high, weight_at, out, at, own, times):
     """out[at : at + width] = times * (own row + rows of edges + what is there).
 
     table       RowTable
     edges       RowSources   those of [low, high) count; edge `low` has the weight at `weight_at`
-    own         int          a row that is added first; negative: none
-    fresh       int          not 0: what is there does not count
+    own         int          a row that is added first, NO_ROW, or MORE
     times       float32
 
     Rows are added one by one: a column has the sum that it would have alone.
     """
-    whole = low, high, weight_at, at, own, fresh
+    whole = low, high, weight_at, at, own
     assert all(isinstance(kind, types.Integer) for kind in whole)
     assert times == types.float32
-    names = "low", "high", "weight_at", "at", "own", "fresh", "times"
+    names = "low", "high", "weight_at", "at", "own", "times"
 
     def codegen(context, builder, signature, args):
         def array(kind, value):
@@ -159,4 +160,4 @@ def sum_rows(_context, table, edges, low, high, weight_at, out, at, own, fresh, 
         return context.get_dummy_value()
 
     i64 = types.int64
-    return types.void(table, edges, i64, i64, i64, out, i64, i64, i64, types.float32), codegen
+    return types.void(table, edges, i64, i64, i64, out, i64, i64, types.float32), codegen

@@ -1,6 +1,7 @@
 """Packs of stores."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,12 @@ def is_packed(streams: StreamService) -> bool:
     """Whether a session that is open reads a pack."""
     ledger, _, _ = streams.status()
     return any("packed epochs" in entry.basis for entry in ledger)
+
+
+def areas_of_groups(streams: StreamService) -> int | None:
+    """How many groups of a pack have room in the session that is open; None: it reads no pack."""
+    found = (re.search(r"(\d+) x \d+ of rows of groups", e.basis) for e in streams.status()[0])
+    return next((int(one[1]) for one in found if one), None)
 
 
 def counters(streams: StreamService) -> dict[str, int]:

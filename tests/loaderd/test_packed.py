@@ -11,7 +11,7 @@ import pytest
 from blockstore.format import PAGE_BYTES, row_geometry
 from blockstore.store import open_store
 from clients.torch import HeteroDataset, NeighborDataset
-from loaderd.api.errors import BatchFailed
+from loaderd.api.errors import BatchFailed, Refused
 from loaderd.sampling.hyperbatch.together import BlockSampler
 from loaderd.sampling.packed.format import Pack, place_pages
 from preprocess.ingest.ingest import ingest
@@ -20,7 +20,7 @@ from preprocess.sources.generate import GraphRecipe, generate
 from preprocess.sources.layouts import open_source
 from preprocess.sources.plain import PlainSource
 from tests.golden_cases import write_hetero, write_plain
-from tests.loaderd.packing import counters, digests, is_packed, pack
+from tests.loaderd.packing import areas_of_groups, counters, digests, is_packed, pack
 from tests.loaderd.threaded import serving
 from tests.preprocess.quiet import QUIET
 
@@ -244,6 +244,29 @@ def test_a_pack_that_has_no_room_is_left_out(large: Path, tmp_path: Path, caplog
     shutil.rmtree(large.with_name("store.packs"))
     (record,) = [r for r in caplog.records if r.message == "pack not used"]
     assert "of the arena" in record.fields["reason"]
+
+
+def test_one_group_at_a_time_serves_a_pack_in_little_memory(large: Path, tmp_path: Path):
+    """If two groups have no room together, the next one is read after the last was released."""
+    options = {"num_neighbors": (6, 4, 3), "batch_size": 200, "seed": 5, "plan": "minibatch"}
+    with serving(large, tmp_path, 64 << 20) as (endpoint, _):
+        data = NeighborDataset(endpoint, **options)
+        expected = digests(data, 0)
+        data.close()
+    pack(large, options, 1, hot=400_000, group=1 << 20)
+    found = set()
+    for mem in range(7 << 20, 3 << 20, -(1 << 18)):
+        with serving(large, tmp_path, mem) as (endpoint, streams):
+            data = NeighborDataset(endpoint, **options)
+            try:
+                assert digests(data, 0) == expected
+                found.add(areas_of_groups(streams))
+            except Refused:  # nor is there room without the pack
+                break
+            finally:
+                data.close()
+    shutil.rmtree(large.with_name("store.packs"))
+    assert {1, 2} <= found
 
 
 def test_sessions_of_other_parameters_do_not_see_the_pack(copied: Path, tmp_path: Path):

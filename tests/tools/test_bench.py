@@ -4,6 +4,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from blockstore.store import open_store
 from tests.daemons import ROOT
 from tests.tools.tiny import TINY, by_side
 from tools.bench import epochs, gpu, objects, peers, ranks, trainers
+from tools.bench.figure import Chart, Series, draw
 from tools.bench.harness import BENCHES, run
-from tools.bench.setup import command, serving
+from tools.bench.setup import command, make_graph, make_store, serving
 
 
 def test_loaders(folder):
@@ -236,3 +238,33 @@ def test_macro(folder):
     assert len(lines) == 6
     once, twice = (lines[f"1/8, reuse {n}, loading"] for n in (1, 2))
     assert once["steps"]["min"] < twice["steps"]["min"]
+
+
+def test_budgets_are_drawn(folder):
+    store = make_store(folder, make_graph(folder, 3000, 8, 16))
+    words = ["--stores", str(store), "--mem", "24M", "64M", "--steps", "2", "0", "--sizes", "2"]
+    words += ["--sizes-mem", "24M", "--sizes-steps", "3", "--fanouts", "3", "2"]
+    lines = run("budgets", [*words, "--batch-size", "50", "--figures", str(folder / "pictures")])
+    found = by_side(lines)
+    assert found.keys() == {"24M", "64M", "H=2"}
+    measured = [line for line in found.values() if "skipped" not in line]
+    for line in measured:
+        assert line["seeds_per_s"]["min"] > 0
+        assert line["KB_per_seed"]["min"] > 0
+    pictures = {p.name.split("-")[1] for p in (folder / "pictures").glob("memory-*.svg")}
+    assert pictures == ({"rate", "bytes", "groups"} if measured else set())
+    for picture in (folder / "pictures").glob("*.svg"):
+        ElementTree.parse(picture)
+
+
+def test_a_chart_has_every_point_and_limit():
+    chart = Chart("A & B", "x", "y", (Series("one", [(1.0, 3.0), (8.0, 300.0)]),), (("top", 7.0),))
+    root = ElementTree.fromstring(draw(chart))
+    circles = [e for e in root.iter() if e.tag.endswith("circle")]
+    assert len(circles) == 3  # two points, and one beside the name
+    places = [(float(c.get("cx", 0)), float(c.get("cy", 0))) for c in circles[:2]]
+    assert places[0][0] < places[1][0]
+    assert places[0][1] > places[1][1]
+    assert "top" in [e.text for e in root.iter() if e.tag.endswith("text")]
+    with pytest.raises(ValueError, match="no point"):
+        draw(chart._replace(series=()))

@@ -152,6 +152,8 @@ def test_a_trace_is_read_back_and_replayed(tmp_path):
     assert found["graph blocks", "optimal"] == found["graph blocks", "present first"] == 5 + 3
     assert found["graph blocks", "lru"] == 10
     assert all(line["bytes"] % 4096 == 0 < line["bytes"] for line in lines)
+    of_rows = main([str(tmp_path / "trace"), str(tmp_path / "store"), "--entries", "950"])
+    assert of_rows == [line for line in lines if line["what"] == "rows"]
     with pytest.raises(ValueError, match="group 0 needs 900 rows, there is room for 800"):
         main([str(tmp_path / "trace"), str(tmp_path / "store"), "--entries", "800"])
 

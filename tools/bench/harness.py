@@ -27,7 +27,8 @@ from tools.command import append, parse, stamped, table
 from tools.group import group
 
 BENCHES = {  # generators of these names, by their modules
-    "csc": "ingest", "disk": "disk", "gpu": "gpu", "handover": "epochs", "hops": "hops",
+    "budgets": "budgets", "csc": "ingest", "disk": "disk", "gpu": "gpu", "handover": "epochs",
+    "hops": "hops",
     "hyperbatch": "epochs", "ingest": "ingest", "large": "ranks", "loaders": "epochs",
     "macro": "epochs", "objects": "objects", "partition": "ingest", "peers": "peers",
     "placement": "ranks", "split": "ranks", "stripes": "stripes", "trainers": "trainers",
@@ -93,6 +94,7 @@ class BenchPlan(NamedTuple):
     ratios: Sequence[Ratio] = ()
     before: Callable[[], None] | None = None  # each timed round: empties caches, say
     warm: bool = True  # begin with a round in which memory is watched and nothing timed
+    lines: list[dict[str, Any]] | None = None  # gets the line of each side, for who draws them
 
 
 @dataclass(slots=True)
@@ -262,5 +264,8 @@ def run(name: str, words: Sequence[str]) -> list[dict[str, Any]]:
             found = measure(plan, given.rounds)
             common = setting | dict(plan.setting)
             settings = {side.name: common | dict(side.setting) for side in plan.sides}
-            lines += report(name, settings, found, given.out)
+            own = report(name, settings, found, given.out)
+            lines += own
+            if plan.lines is not None:
+                plan.lines.extend(own)
     return lines

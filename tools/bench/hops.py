@@ -1,8 +1,9 @@
 """Batches of propagated features: rows, chunks, copied or where they lie; warm, and from disk.
 
 Every side serves rows of propagated features in batches, and every byte of them is read (a sum).
-Warm: all arrays in memory (the daemon's, or the page cache), beside a `DataLoader` over single rows
-and chunks copied out of mapped files.  Cold: a budget of half of them, beside the disk's limit.
+Warm: all arrays in memory (the daemon's, or the page cache), beside a `DataLoader` over single
+rows, chunks copied out of mapped files, and chunks of mapped files where they lie.  Cold: a budget
+of half of them, beside the disk's limit.
 """
 
 import time
@@ -27,7 +28,7 @@ from tools.bench.setup import drop_cache, generate, make_store, serving
 
 COPIED, VIEWS, ROWS = "CR, copied", "CR, views", "RR"
 WAYS: dict[str, dict[str, Any]] = {ROWS: {"method": "rr"}, COPIED: {}, VIEWS: {"views": True}}
-PEERS = ("row-wise DataLoader", "numpy chunk slices")
+PEERS = ("row-wise DataLoader", "numpy chunk slices", "mapped, not copied")
 LIMIT = "disk limit"
 
 
@@ -107,7 +108,12 @@ def open_peer(given: HopsBenchOptions, store: Path, peer: str) -> Iterator[Run]:
         for low in (torch.randperm(rows // size) * size).tolist():
             yield [torch.from_numpy(np.array(a[low : low + size])) for a in arrays]
 
-    yield _timed(single if peer == PEERS[0] else slices)
+    def mapped() -> Iterator[Sequence[Tensor]]:
+        tensors = [torch.from_numpy(a) for a in arrays]
+        for low in (torch.randperm(rows // size) * size).tolist():
+            yield [t[low : low + size] for t in tensors]
+
+    yield _timed(dict(zip(PEERS, (single, slices, mapped), strict=True))[peer])
 
 
 def hops(given: HopsBenchOptions) -> Iterator[BenchPlan]:

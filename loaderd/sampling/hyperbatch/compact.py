@@ -31,7 +31,7 @@ class Sources(NamedTuple):
 
 def keep_sources(
     local: NDArray[np.uint32], new: int, num_nodes: int, area: StructureArea
-) -> Written:
+) -> Sources:
     """Local sources of edges that find nodes `new` to `num_nodes` - 1.  Raises AreaFull."""
     others = local.size - (num_nodes - new)
     room = others + 1  # one more is looked at, and not taken
@@ -42,7 +42,17 @@ def keep_sources(
     )  # fmt: skip
     left = split_sources(local, kept)
     assert left == others, "each new node is found by one edge, in order"
-    return Written(local.dtype, local.size, partial(join_sources, kept))
+    return kept
+
+
+def kept_sources(kept: Sources, num_edges: int) -> Written:
+    """Local sources of so many edges, uint32, as they were."""
+    return Written(np.dtype(np.uint32), num_edges, partial(join_sources, kept))
+
+
+def move_sources(kept: Sources, area: StructureArea) -> Sources:
+    """A copy in another area.  Raises AreaFull."""
+    return Sources(kept.new, area.copy(kept.found), area.copy(kept.low), area.copy(kept.high))
 
 
 def keep_counts(counts: NDArray[np.uint32], area: StructureArea) -> NDArray[Any]:
@@ -68,7 +78,10 @@ def compact(
         arrays = StructureArrays(
             tuple(map(area.copy, nodes)),
             joined([keep_counts(counts, area)], counts.dtype),
-            keep_sources(local, structure.nodes_per_hop[0], structure.num_nodes, area),
+            kept_sources(
+                keep_sources(local, structure.nodes_per_hop[0], structure.num_nodes, area),
+                local.size,
+            ),
             *map(keep, found[2:]),
         )
         edges: tuple[NDArray[Any], ...] = ()

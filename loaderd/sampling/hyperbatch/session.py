@@ -8,6 +8,7 @@ numbered in their run; a batch's rows stay until the client has released it.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -75,6 +76,20 @@ class StructureArea:
         self._used = self.left = 0
 
 
+class SamplingMemory(NamedTuple):
+    """What batches take that are on their way."""
+
+    scratch: StructureArea  # of one pass over the graph
+    begun: tuple[StructureArea, ...] = ()  # hops that are done, of each hyperbatch begun early
+
+    @classmethod
+    def cut(cls, memory: NDArray[np.uint8], early: int, begun_bytes: int) -> "SamplingMemory":
+        """Areas of so many bytes for so many hyperbatches, the rest for a pass."""
+        ends = [i * begun_bytes for i in range(early + 1)]
+        areas = tuple(StructureArea(memory[low:high]) for low, high in pairwise(ends))
+        return cls(StructureArea(memory[ends[-1] :]), areas)
+
+
 class Sampled(NamedTuple):
     """A batch's structure, compact: what stands in a workspace after sampling."""
 
@@ -122,7 +137,7 @@ class HyperMemory(NamedTuple):
 
     cut: HyperSizing
     areas: list[StructureArea]
-    scratch: StructureArea | None  # if batches are sampled together
+    sampling: SamplingMemory | None  # if batches are sampled together
     cache: RowProvider | None  # None: rows pass by, batch by batch
 
 

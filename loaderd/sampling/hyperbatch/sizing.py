@@ -33,6 +33,16 @@ _UNSEEN = 64
 _SPARE, _SPARE_TOGETHER = 1.25, 1.0
 
 
+class PassEstimate(NamedTuple):
+    """What sampling takes if the graph is not in memory, but passes by; bytes."""
+
+    scratch: int  # of a pass, for a batch at each hop
+    least_scratch: int  # of the worst batch there may be, at its widest hop
+    begun: int  # of a batch before its last hop
+    early: int  # hyperbatches that are begun early, not bytes
+    read: int  # by a pass
+
+
 class Estimate(NamedTuple):
     """An epoch, by what its first minibatches took."""
 
@@ -40,11 +50,22 @@ class Estimate(NamedTuple):
     message_bytes: int  # of one's structure as it is handed over
     structure_bytes: int  # of one, compact
     items: int  # of one, that may have rows
-    scratch_bytes: int  # of one while its widest hop is sampled; 0: the graph is in memory
-    least_scratch: int  # of the worst there may be
     least_area: int  # of the worst there may be
     wanted: tuple[NDArray[np.int64], ...]  # different rows of each region, of all node types in
     #   turn, that the first 1, 2, 4, ... want
+    passes: PassEstimate | None = None  # None: the graph is in memory
+
+
+class SamplingSlots(NamedTuple):
+    """Of batches on their way, if they are sampled together."""
+
+    scratch: int = 0
+    early: int = 0  # hyperbatches that are begun early, not slots
+    begun: int = 0  # of each of these
+
+    @property
+    def slots(self) -> int:
+        return self.scratch + self.early * self.begun
 
 
 class HyperSizing(NamedTuple):
@@ -54,7 +75,7 @@ class HyperSizing(NamedTuple):
     chunk: int  # of these, sampled into one area
     areas: int
     area: int  # contiguous, each
-    scratch: int  # contiguous
+    sampling: SamplingSlots  # contiguous
     tables: int  # contiguous
     shares: tuple[CacheShare, ...]  # of each node type; empty: no cache
     rows: int  # for rows
@@ -64,7 +85,7 @@ class HyperSizing(NamedTuple):
     def slots(self, readers: int) -> int:
         return (
             self.areas * self.area
-            + self.scratch
+            + self.sampling.slots
             + self.tables
             + self.rows
             + self.run * readers
@@ -104,9 +125,11 @@ def cut_hyper(
         areas = _cut_areas(size, slot_bytes, estimate)
         return (left - areas.slots - spent) * slot_bytes - fixed
 
-    spare = _SPARE_TOGETHER if estimate.scratch_bytes else _SPARE
+    spare, read = _SPARE, 0
+    if estimate.passes is not None:
+        spare, read = _SPARE_TOGETHER, estimate.passes.read
     extra = entry_bytes(ITEM_BYTES[id_dtype])
-    memory = RowMemory(room_beside, extra, FLASH.gap_pages, spare)
+    memory = RowMemory(room_beside, extra, FLASH.gap_pages, spare, read)
     curve = region_curve(types, slot_bytes, estimate.wanted)
     chosen = choose_size(curve, memory, estimate.num_steps, asked)
     areas = _cut_areas(chosen.batches, slot_bytes, estimate)
@@ -125,8 +148,8 @@ def cut_hyper(
     if tables + rows > left or sum(share.rows for share in shares) < least:
         return cut_without_cache(room, slot_bytes, need, estimate, most)
     return HyperSizing(
-        chosen.batches, areas.chunk, areas.number, areas.area, areas.scratch, tables, tuple(shares),
-        rows, run, quota,
+        chosen.batches, areas.chunk, areas.number, areas.area, areas.sampling, tables,
+        tuple(shares), rows, run, quota,
     )  # fmt: skip
 
 
@@ -136,11 +159,11 @@ class _Areas(NamedTuple):
     chunk: int  # minibatches sampled into one
     number: int
     area: int  # contiguous, each
-    scratch: int
+    sampling: SamplingSlots
 
     @property
     def slots(self) -> int:
-        return self.number * self.area + self.scratch
+        return self.number * self.area + self.sampling.slots
 
 
 def _cut_areas(size: int, slot_bytes: int, estimate: Estimate) -> _Areas:
@@ -148,19 +171,27 @@ def _cut_areas(size: int, slot_bytes: int, estimate: Estimate) -> _Areas:
 
     One is handed out while the next is brought in, and what is handed out makes room for a third.
     """
-    one, scratch = (
-        n * (_SLACK + 1) // _SLACK for n in (estimate.structure_bytes, estimate.scratch_bytes)
-    )
-    worst = -(-estimate.least_area // slot_bytes)
-    if scratch:  # sampled together: an area holds all of them
+    one, worst = _slack(estimate.structure_bytes), -(-estimate.least_area // slot_bytes)
+    if estimate.passes is not None:  # sampled together: an area holds all of them
         chunk, number = size, 2
-        scratch = -(-max(size * scratch, estimate.least_scratch) // slot_bytes)
     else:
         # an area has room for the worst batch there may be: so it may hold several usual ones
         usual = worst * slot_bytes // max(1, one)
         chunk = min(size, max(-(-size // _CHUNKS), usual))
         number = 2 * -(-size // chunk) + 1
-    return _Areas(chunk, number, max(worst, -(-chunk * one // slot_bytes)), scratch)
+    sampling = _cut_sampling(size, slot_bytes, estimate.passes)
+    return _Areas(chunk, number, max(worst, -(-chunk * one // slot_bytes)), sampling)
+
+
+def _cut_sampling(size: int, slot_bytes: int, passes: PassEstimate | None) -> SamplingSlots:
+    if passes is None:
+        return SamplingSlots()
+    scratch = -(-max(size * _slack(passes.scratch), passes.least_scratch) // slot_bytes)
+    return SamplingSlots(scratch, passes.early, -(-size * _slack(passes.begun) // slot_bytes))
+
+
+def _slack(num_bytes: int) -> int:
+    return num_bytes * (_SLACK + 1) // _SLACK
 
 
 def _row_bytes(t: TypeRows, slot_bytes: int) -> int:
@@ -221,16 +252,17 @@ def cut_without_cache(
 
     None where not even two are sampled together, or the graph is in memory.
     """
-    if not estimate.scratch_bytes:
+    if (passes := estimate.passes) is None:
         return None
     quota = max(need.least_quota, room // 3)  # rows pass through it, part by part
-    one = estimate.structure_bytes * (_SLACK + 1) // _SLACK
-    spare = estimate.scratch_bytes * (_SLACK + 1) // _SLACK
-    size = min(most, max(0, room - quota) * slot_bytes // (one + spare))
+    one = _slack(estimate.structure_bytes)
+    each = one + _slack(passes.scratch) + passes.early * _slack(passes.begun)
+    size = min(most, max(0, room - quota) * slot_bytes // each)
     while size > 1:
         area = -(-max(estimate.least_area, size * one) // slot_bytes)
-        scratch = -(-max(size * spare, estimate.least_scratch) // slot_bytes)
-        if quota + area + scratch <= room:
-            return HyperSizing(size, size, 1, area, scratch, 0, (), 0, 0, quota)
+        sampling = _cut_sampling(size, slot_bytes, passes)
+        cut = HyperSizing(size, size, 1, area, sampling, 0, (), 0, 0, quota)
+        if cut.slots(0) <= room:
+            return cut
         size -= 1
     return None

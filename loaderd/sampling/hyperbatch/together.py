@@ -1,15 +1,16 @@
 """Batches of a hyperbatch sampled together, hop by hop and block by block (AGNES, section 3).
 
-A hop's frontiers of all batches are brought into block order; each block that any of them needs is
-held once, those in memory first, and while one group of blocks is sampled from the next is read.
+The frontiers of all batches are brought into block order; each block that any of them needs is held
+once, those in memory first, and while one group of blocks is sampled from the next is read.  A pass
+over the blocks serves the last hop of one hyperbatch, the hop before it of the next one, and so on:
+the first hops of batches take little room, and nearly every block is needed by any of them.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +24,26 @@ from blockstore.kernels.order import (
 from blockstore.kernels.picks import Column, Draws
 from blockstore.kernels.records import EdgeRecord
 from blockstore.kernels.sample import MultiBlockColumns, column_degrees, draw_columns
-from loaderd.memory.blob import Written, chained, joined
+from loaderd.memory.blob import chained, joined
 from loaderd.memory.residency import Account, PinnedBlocks
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.monitoring.trace import BLOCKS, Trace
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.hyperbatch import block_schedule
-from loaderd.plans.roots import Excluded, Forest, Roots, drop_seed_edges
-from loaderd.sampling.hyperbatch.compact import keep_counts, keep_sources
-from loaderd.sampling.hyperbatch.session import ALIGN, AreaFull, Sampled, StructureArea
+from loaderd.plans.roots import Roots, drop_seed_edges
+from loaderd.sampling.hyperbatch.compact import keep_counts, keep_sources, kept_sources
+from loaderd.sampling.hyperbatch.session import (
+    AreaFull,
+    Sampled,
+    SamplingMemory,
+    StructureArea,
+)
 from loaderd.sampling.hyperbatch.single import SessionWorkers
+from loaderd.sampling.hyperbatch.unfinished import (
+    BegunBatches,
+    Frontier,
+    UnfinishedBatch,
+)
 from loaderd.sampling.records import flat, record_dtype, section
 from loaderd.sampling.renumbering import Renumbering
 from loaderd.sampling.structure import NO_TREES, HeldBlocks, Structure, StructureArrays, make_column
@@ -47,56 +58,6 @@ class BatchRules(NamedTuple):
     record: EdgeRecord  # what comes with each sampled edge
 
 
-@dataclass(slots=True)
-class _Frontier:
-    """One hop's frontier of a batch over one relation, on its way."""
-
-    column: Column
-    blocks: NDArray[np.int32]
-    order: NDArray[np.uint32]
-    block_starts: NDArray[np.int32]
-    draws: Draws
-    multi_block: list[MultiBlockColumns] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Batch:
-    """A batch on its way."""
-
-    unit: Unit
-    pieces: list[NDArray[Any]]  # nodes: the seeds, then those each hop found
-    index: NDArray[np.int64]  # places of the seeds among the session's
-    ends: NDArray[np.uint32]  # of seed edges and negatives
-    excluded: tuple[Excluded, ...]
-    times: NDArray[np.int64]  # of the seeds, where edges are sampled up to a time
-    forest: Forest | None  # likewise
-    trees: list[NDArray[np.uint32]]  # of each node, in the pieces of the nodes
-    counts: list[NDArray[Any]] = field(default_factory=list)
-    local: list[Written] = field(default_factory=list)
-    records: list[NDArray[Any]] = field(default_factory=list)  # of edges, flat
-    items: list[NDArray[Any]] = field(default_factory=list)  # of edges, if these have rows
-    edges_per_hop: list[tuple[int, ...]] = field(default_factory=list)
-    expanded: list[int] = field(default_factory=list)  # nodes, by hop
-    frontiers: list[_Frontier] = field(default_factory=list)  # of the hop, by relation
-
-    @property
-    def num_nodes(self) -> int:
-        return sum(piece.size for piece in self.pieces)
-
-
-def scratch_bytes(structure: Structure, num_blocks: int, id_bytes: int, record_bytes: int) -> int:
-    """Bytes that a batch of this structure takes while its widest hop is sampled."""
-    most = 0
-    for frontier, edges in zip(structure.frontiers, structure.edges_per_hop, strict=True):
-        each = frontier * (4 + 4 + 4 + 8 + 8 * bool(record_bytes)) + 4 * num_blocks + 7 * ALIGN
-        most_nodes = frontier * id_bytes + ALIGN  # a copy, where hops expand layers
-        # draws of each group of blocks are aligned
-        each += (2 * ALIGN + record_bytes) * num_blocks
-        draws = sum(edges) * (id_bytes + record_bytes)
-        most = max(most, len(edges) * each + draws + most_nodes)
-    return most
-
-
 class BlockSampler:
     """Where the graph is not in memory: a block is read once a hop for all batches."""
 
@@ -105,60 +66,123 @@ class BlockSampler:
         rules: BatchRules,
         topology: Topology,
         crew: SessionWorkers,
-        scratch: StructureArea,
+        memory: SamplingMemory,
         turn: concurrency.Lock,
         trace: Trace | None = None,
     ) -> None:
         """`turn`: of the session that samples by blocks, of those at one store."""
         self._plan, self._roots, self._record = rules
         self._topology, self._residency = topology, topology.residency
-        self._crew, self._scratch, self._ids = crew, scratch, topology.id_dtype
+        self._crew, self._scratch, self._ids = crew, memory.scratch, topology.id_dtype
+        self._free = list(memory.begun)  # areas for hyperbatches that are begun early
+        self._begun: list[BegunBatches] = []  # these, each a hop behind the one before it
+        self._most = 0  # batches of a hyperbatch
         self._turn, self._upward, self._trace = turn, True, trace
         self._words = np.dtype((np.uint32, max(1, self._record.size)))  # of an edge's record
 
     def sample(
         self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
     ) -> list[Sampled]:
-        """The first of these batches that the areas hold.  Raises what sampling raises."""
+        """The first of these batches that the areas hold.  Raises what sampling raises.
+
+        The batches that are likely to be asked for next are begun meanwhile.
+        """
+        self._most, early = max(self._most, len(units)), True
         while units and not cancelled():
-            found = self._sample(units, first, area, cancelled)
+            found: list[UnfinishedBatch] = []
+            try:
+                found = self._sample(units, area, early, cancelled)
+            finally:
+                if not found:
+                    self._forget()
             if found:
-                return found
+                return [self._finish(first + i, batch) for i, batch in enumerate(found)]
             area.rewind()  # so many took it all and none was done
-            units = units[: len(units) // 2]
+            units, early = units[: len(units) // 2], False
         return []
 
     def _sample(
-        self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
-    ) -> list[Sampled]:
-        batches: list[_Batch] = []
+        self, units: Sequence[Unit], area: StructureArea, early: bool, cancelled: Callable[[], bool]
+    ) -> list[UnfinishedBatch]:
         with self._turn, concurrency.ThreadPoolExecutor(1, "hyper-read") as ahead:
-            found = self._roots(units, lambda r, marks: self._held(r, marks, ahead))
-            with contextlib.suppress(AreaFull):
-                for unit, roots in zip(units, found, strict=True):
-                    batches.append(self._rooted(unit, roots, area))
-            for hop in range(len(self._plan.resolved.fanouts)):
+            batches = self._take_begun(units, area) or self._root(units, area, ahead)
+            while batches and batches[0].hop < len(self._plan.resolved.fanouts):
                 if cancelled():
                     return []
-                self._hop(hop, batches, area, ahead)
-        return [self._finish(first + i, b, area) for i, b in enumerate(batches)]
+                if early:
+                    self._begin_next(batches, ahead)
+                self._pass(batches, ahead)
+        return batches
 
-    def _rooted(self, unit: Unit, roots: Roots, area: StructureArea) -> _Batch:
-        """A batch where it begins."""
-        copy = area.copy
-        excluded = tuple(
-            Excluded(e.relation, copy(e.starts), copy(e.sources)) for e in roots.excluded
-        )
-        forest, trees = roots.forest, []
-        if forest is not None:
-            forest = Forest(copy(forest.limits), copy(forest.numbers), forest.last)
-            trees = [copy(np.arange(roots.nodes.size, dtype=np.uint32))]
-        return _Batch(
-            unit, [copy(roots.nodes)], copy(roots.places), copy(roots.ends), excluded,
-            copy(roots.times), forest, trees,
-        )  # fmt: skip
+    def _root(
+        self, units: Sequence[Unit], area: StructureArea, ahead: concurrency.ThreadPoolExecutor
+    ) -> list[UnfinishedBatch]:
+        """Batches before their first hop, as many as have room."""
+        batches: list[UnfinishedBatch] = []
+        found = self._roots(units, lambda r, marks: self._held(r, marks, ahead))
+        with contextlib.suppress(AreaFull):
+            for unit, roots in zip(units, found, strict=True):
+                trees: list[NDArray[np.uint32]] = []
+                if roots.forest is not None:
+                    trees = [np.arange(roots.nodes.size, dtype=np.uint32)]
+                batch = UnfinishedBatch(
+                    unit, area, [roots.nodes], roots.places, roots.ends, roots.excluded,
+                    roots.times, roots.forest, trees,
+                )  # fmt: skip
+                batch.move(area)
+                batches.append(batch)
+        return batches
 
-    def _finish(self, number: int, batch: _Batch, area: StructureArea) -> Sampled:
+    # -- hyperbatches that are begun early --------------------------------------------------------
+
+    def _take_begun(self, units: Sequence[Unit], area: StructureArea) -> list[UnfinishedBatch]:
+        """The first of these batches that were begun, moved to the area; none: others were."""
+        if not self._begun:
+            return []
+        batches: list[UnfinishedBatch] = []
+        with contextlib.suppress(AreaFull):
+            for batch, unit in zip(self._begun[0].batches, units, strict=False):
+                if batch.unit != unit:
+                    break
+                batch.move(area)
+                batches.append(batch)
+        if batches:
+            self._give_back(self._begun.pop(0))
+        else:
+            self._forget()
+        return batches
+
+    def _begin_next(
+        self, batches: list[UnfinishedBatch], ahead: concurrency.ThreadPoolExecutor
+    ) -> None:
+        """Begin the hyperbatch that is likely to follow, a hop behind the one before it."""
+        before = self._begun[-1].batches if self._begun else batches
+        if not self._free or before[-1].hop == 0:
+            return
+        units, unit = list[Unit](), before[-1].unit
+        for _ in range(self._most):
+            last = unit.step + 1 == self._plan.num_steps
+            unit = self._plan.unit(unit.epoch + last, 0 if last else unit.step + 1)
+            units.append(unit)
+        begun = BegunBatches([], self._free.pop())
+        self._begun.append(begun)
+        begun.batches.extend(self._root(units, begun.area, ahead))
+        self._forget_empty()
+
+    def _forget(self) -> None:
+        while self._begun:
+            self._give_back(self._begun.pop())
+
+    def _forget_empty(self) -> None:
+        """Nothing is left of a hyperbatch, or it does not follow the one before it any more."""
+        while self._begun and not self._begun[-1].batches:
+            self._give_back(self._begun.pop())
+
+    def _give_back(self, begun: BegunBatches) -> None:
+        begun.area.reset()
+        self._free.append(begun.area)
+
+    def _finish(self, number: int, batch: UnfinishedBatch) -> Sampled:
         structure = Structure(
             tuple(piece.size for piece in batch.pieces),
             tuple(batch.edges_per_hop),
@@ -168,43 +192,58 @@ class BlockSampler:
             batch.index.size,
             batch.ends.size,
         )
+        local = [
+            kept_sources(kept, sum(edges))
+            for kept, edges in zip(batch.local, batch.edges_per_hop, strict=True)
+        ]
         arrays = StructureArrays(
-            tuple(batch.pieces), joined(batch.counts, np.uint32), chained(batch.local, np.uint32),
+            tuple(batch.pieces), joined(batch.counts, np.uint32), chained(local, np.uint32),
             joined(batch.records, record_dtype(self._record)), joined([batch.index]),
             joined([batch.ends]), joined(batch.trees, np.uint32), joined([batch.times]),
         )  # fmt: skip
-        return Sampled(number, batch.unit, structure, arrays, area, edges=tuple(batch.items))
+        return Sampled(number, batch.unit, structure, arrays, batch.area, edges=tuple(batch.items))
 
-    # -- one hop ----------------------------------------------------------------------------------
+    # -- one pass ---------------------------------------------------------------------------------
 
-    def _hop(
-        self,
-        hop: int,
-        batches: list[_Batch],
-        area: StructureArea,
-        ahead: concurrency.ThreadPoolExecutor,
-    ) -> None:
-        """One hop of all batches; those that find no room are left out, the last first."""
+    def _pass(self, batches: list[UnfinishedBatch], ahead: concurrency.ThreadPoolExecutor) -> None:
+        """The next hop of these batches and of all that are begun.
+
+        Those that find no room are left out, the last first.
+        """
         self._scratch.reset()
-        relations = len(self._plan.resolved.fanouts[hop])
-        self._each(batches, lambda batch, _: self._begin(hop, batch))
-        for r in range(relations):
-            needed = np.zeros(self._topology.relations[r].num_blocks, np.uint8)
+        groups = [batches, *(begun.batches for begun in self._begun)]
+        every = [batch for group in groups for batch in group]
+        self._hop(every, ahead)
+        left = len(every)
+        for group in groups:
+            del group[left:]
+            left -= len(group)
+        self._forget_empty()
+
+    def _hop(self, batches: list[UnfinishedBatch], ahead: concurrency.ThreadPoolExecutor) -> None:
+        self._each(batches, lambda batch, _: self._begin(batch))
+        for r, index in enumerate(self._topology.relations):
+            needed = np.zeros(index.num_blocks, np.uint8)
             for batch in batches:
                 needed |= np.diff(batch.frontiers[r].block_starts) > 0
             for blocks in self._held(r, needed, ahead):
 
                 def draw(
-                    batch: _Batch, work: Workspace, r: int = r, blocks: NDArray[np.int64] = blocks
+                    batch: UnfinishedBatch,
+                    work: Workspace,
+                    r: int = r,
+                    blocks: NDArray[np.int64] = blocks,
                 ) -> None:
                     self._draw(batch.frontiers[r], blocks, work)
 
                 self._each(batches, draw)
             self._draw_multi_block(r, batches, ahead)
             self._upward = not self._upward
-        self._each(batches, lambda batch, work: self._renumber(batch, area, work))
+        self._each(batches, self._renumber)
 
-    def _each(self, batches: list[_Batch], step: Callable[[_Batch, Workspace], None]) -> None:
+    def _each(
+        self, batches: list[UnfinishedBatch], step: Callable[[UnfinishedBatch, Workspace], None]
+    ) -> None:
         """A step of every batch; the first that finds no room and all after it are left out."""
         full: list[int] = []
 
@@ -220,9 +259,9 @@ class BlockSampler:
         if full:
             del batches[min(full) :]
 
-    def _begin(self, hop: int, batch: _Batch) -> None:
+    def _begin(self, batch: UnfinishedBatch) -> None:
         """Bring a batch's frontier into block order, for every relation."""
-        nodes, scratch = batch.pieces[-1], self._scratch
+        nodes, scratch, hop = batch.pieces[-1], self._scratch, batch.hop
         trees = batch.trees[-1] if batch.trees else NO_TREES
         if self._plan.resolved.frontier == "layer" and hop > 0:
             nodes = scratch.take(self._ids, batch.num_nodes)
@@ -251,7 +290,7 @@ class BlockSampler:
                 edge_starts = scratch.take(np.int64, nodes.size + 1)
                 edge_starts[:] = 0
                 draws = draws._replace(edge_starts=edge_starts)
-            batch.frontiers.append(_Frontier(column, blocks, order, block_starts, draws))
+            batch.frontiers.append(Frontier(column, blocks, order, block_starts, draws))
 
     def _whole_scratch(self, column: Column, starts: NDArray[np.int64]) -> Draws:
         """Draws go to wherever in the scratch there is room: starts count from its first item."""
@@ -260,7 +299,7 @@ class BlockSampler:
         sources = self._scratch.view(self._ids)
         return self._topology.draws(column, starts, sources, starts, records, self._record)
 
-    def _draw(self, frontier: _Frontier, blocks: NDArray[np.int64], work: Workspace) -> None:
+    def _draw(self, frontier: Frontier, blocks: NDArray[np.int64], work: Workspace) -> None:
         """Draws of the entries whose blocks are held."""
         column, draws = frontier.column, frontier.draws
         size = column.nodes.size
@@ -291,7 +330,7 @@ class BlockSampler:
             frontier.multi_block.append(own)
 
     def _draw_multi_block(
-        self, r: int, batches: list[_Batch], ahead: concurrency.ThreadPoolExecutor
+        self, r: int, batches: list[UnfinishedBatch], ahead: concurrency.ThreadPoolExecutor
     ) -> None:
         frontiers = [batch.frontiers[r] for batch in batches]
         self._topology.draw_multi_block(
@@ -303,9 +342,10 @@ class BlockSampler:
             lambda marks: self._held(r, marks, ahead),
         )
 
-    def _renumber(self, batch: _Batch, area: StructureArea, work: Workspace) -> None:
+    def _renumber(self, batch: UnfinishedBatch, work: Workspace) -> None:
         """Local ids of what a hop found, and the nodes that are new."""
         self._exclude(batch)
+        area = batch.area
         with self._crew.large_enough(work, lambda w: self._number(batch, w)) as (ends, w):
             before = batch.num_nodes
             batch.pieces.append(area.copy(w.n_id[before : ends[0]]))
@@ -320,10 +360,9 @@ class BlockSampler:
                 batch.items.append(area.copy(items))
             batch.edges_per_hop.append(tuple(b - a for a, b in pairwise([0, *ends[1:]])))
 
-    def _exclude(self, batch: _Batch) -> None:
+    def _exclude(self, batch: UnfinishedBatch) -> None:
         """Take out what the batch must not contain, where its hop expands seeds."""
-        hop = len(batch.edges_per_hop)
-        if not batch.excluded or (hop and self._plan.resolved.frontier != "layer"):
+        if not batch.excluded or (batch.hop and self._plan.resolved.frontier != "layer"):
             return
         for r, frontier in enumerate(batch.frontiers):
             draws = frontier.draws
@@ -332,7 +371,7 @@ class BlockSampler:
                 frontier.column.counts,
             )  # fmt: skip
 
-    def _number(self, batch: _Batch, work: Workspace) -> list[int]:
+    def _number(self, batch: UnfinishedBatch, work: Workspace) -> list[int]:
         """Into a workspace: nodes then known, and where the edges of each relation end."""
         before, edge, ends, at = batch.num_nodes, 0, [0], 0
         wanted = sum(int(f.column.counts.sum()) for f in batch.frontiers)

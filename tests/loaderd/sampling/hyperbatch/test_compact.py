@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.plans.base import Unit
-from loaderd.sampling.hyperbatch.compact import compact, expand, keep_counts, keep_sources
+from loaderd.sampling.hyperbatch.compact import (
+    compact,
+    expand,
+    keep_counts,
+    keep_sources,
+    kept_sources,
+    move_sources,
+)
 from loaderd.sampling.hyperbatch.session import AreaFull, StructureArea
 from tests.loaderd.sampling.hyperbatch.test_single import STRUCTURE, make_work
 
@@ -25,7 +32,12 @@ def found(draw):
 @given(found(), st.data())
 def test_local_sources_come_back_in_any_pieces(case, data):
     local, first, num_nodes = case
-    kept = keep_sources(local, first, num_nodes, StructureArea(np.zeros(1 << 14, np.uint8)))
+    area, other = (StructureArea(np.zeros(1 << 14, np.uint8)) for _ in range(2))
+    first_kept = keep_sources(local, first, num_nodes, area)
+    moved = move_sources(first_kept, other)
+    for array in first_kept[1:]:
+        array[:] = 0  # what was moved does not lie there any more
+    kept = kept_sources(moved, local.size)
     assert kept.size == local.size
     low = data.draw(st.integers(0, local.size))
     high = data.draw(st.integers(low, local.size))
@@ -39,7 +51,7 @@ def test_a_batch_of_more_nodes_than_three_bytes_number():
     local = np.array([new, 5, new + 1, new + 2, new + 2, new + 3, 0], np.uint32)
     kept = keep_sources(local, new, new + 4, StructureArea(np.zeros(1024, np.uint8)))
     out = np.empty(7, np.uint32)
-    kept.write(0, out)
+    kept_sources(kept, 7).write(0, out)
     assert out.tolist() == local.tolist()
 
 
@@ -52,7 +64,7 @@ def test_an_edge_takes_a_bit_or_three_bytes():
     area = StructureArea(np.zeros(1 << 20, np.uint8))
     kept = keep_sources(local, 100, 6100, area)
     out = np.empty(10_000, np.uint32)
-    kept.write(0, out)
+    kept_sources(kept, 10_000).write(0, out)
     assert out.tolist() == local.tolist()
     assert area.used <= 1250 + 12_003 + 3 * 64
 

@@ -8,7 +8,13 @@ from blockstore.format import NodeType, RowArray
 from loaderd.memory.ledger import ServedRows, SessionNeed
 from loaderd.plans.hyperbatch import HyperbatchSize
 from loaderd.sampling.hyperbatch.rowcache import TypeRows, entry_bytes, region_rows, rows_by_type
-from loaderd.sampling.hyperbatch.sizing import Estimate, cut_hyper, region_curve, share_rows
+from loaderd.sampling.hyperbatch.sizing import (
+    Estimate,
+    PassEstimate,
+    cut_hyper,
+    region_curve,
+    share_rows,
+)
 from loaderd.sampling.rows import ServedFiles
 
 IDS = RowArray("ids", "uint32", 1_000_000)
@@ -28,9 +34,8 @@ def spread(total: int, regions: int) -> np.ndarray:
 def test_a_cut_takes_no_more_than_there_is(room, together, asked):
     regions = region_rows(rows_by_type(SERVED)[0]).size
     wanted = tuple(spread(n, regions) for n in (10_000, 18_000, 30_000))
-    estimate = Estimate(
-        100, 1 << 20, 1 << 20, 10_000, together << 19, 1 << 20, NEED.structure << 20, wanted
-    )
+    passes = PassEstimate(1 << 19, 1 << 20, 1 << 17, 2, 500 << 20) if together else None
+    estimate = Estimate(100, 1 << 20, 1 << 20, 10_000, NEED.structure << 20, wanted, passes)
     cut = cut_hyper(room, FILES, NEED, estimate, 8, 4, asked)
     if cut is None:
         assert not together or asked == 1 or room < 100
@@ -40,7 +45,7 @@ def test_a_cut_takes_no_more_than_there_is(room, together, asked):
     assert cut.chunk * cut.areas >= cut.size
     assert cut.quota >= NEED.least_quota
     assert cut.area >= NEED.structure
-    assert bool(cut.scratch) == bool(together)
+    assert bool(cut.sampling.slots) == bool(together)
     assert bool(cut.shares) == bool(cut.rows) == bool(cut.tables)
     assert cut.shares or together  # with the graph in memory nothing else is gained
 
@@ -49,7 +54,7 @@ def test_areas_that_hold_the_worst_batch_hold_several_usual_ones():
     """Else most of the memory of small hyperbatches would be room that nothing takes."""
     usual = 2 << 20
     wanted = tuple(spread(n, region_rows(rows_by_type(SERVED)[0]).size) for n in (90_000, 150_000))
-    estimate = Estimate(100, 1 << 20, usual, 90_000, 0, 1 << 20, 9 << 20, wanted)
+    estimate = Estimate(100, 1 << 20, usual, 90_000, 9 << 20, wanted)
     cut = cut_hyper(160, FILES, NEED, estimate, 8, 4, 5)
     assert cut is not None
     assert (cut.size, cut.area, cut.chunk, cut.areas) == (5, 9, 4, 5)
@@ -89,7 +94,7 @@ def test_next_to_all_rows_stay_where_there_is_room_for_next_to_all():
     """Whatever is lost where structures, tables and rows are cut into slots."""
     regions = region_rows(rows_by_type(SERVED)[0]).size
     wanted = tuple(spread(n, regions) for n in (100_000, 180_000, 300_000))
-    estimate = Estimate(100, 1 << 20, 1 << 20, 10_000, 0, 1 << 20, 1 << 20, wanted)
+    estimate = Estimate(100, 1 << 20, 1 << 20, 10_000, 1 << 20, wanted)
     least = -(-1_000_000 * 64 // (1 << 20))
     stay = []
     for room in range(least, least + 60):

@@ -1,14 +1,16 @@
 """Batches sampled together, block by block, against plain Python: each as if it were alone."""
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
 from loaderd.memory.ledger import edge_record
-from loaderd.sampling.hyperbatch.session import Sampled, StructureArea
+from loaderd.sampling.hyperbatch.session import Sampled, SamplingMemory, StructureArea
 from loaderd.sampling.hyperbatch.single import SessionWorkers, Workspaces
 from loaderd.sampling.hyperbatch.together import BatchRules, BlockSampler
 from tests.loaderd.sampling.sampling import BATCH, CASES, TRAIN, Found, Parts, make, parts_of, same
@@ -31,23 +33,39 @@ def found_of(sampled: Sampled) -> Found:
     return Found(sampled.structure, *whole)
 
 
-def sample(parts: Parts, area_bytes: int, scratch_bytes: int) -> list[Sampled]:
-    """The batches of an epoch that an area holds."""
+class Passes:
+    """In the place of a trace: counts passes over the graph."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def write(self, *_record: Any) -> None:
+        self.count += 1
+
+
+@contextmanager
+def sampler_of(parts: Parts, memory: SamplingMemory, passes: Any = None) -> Iterator[BlockSampler]:
     workspaces = Workspaces()
     for _ in range(3):
         workspaces.add(parts.workspace())
     with ThreadPoolExecutor(2) as threads:
         crew = SessionWorkers(workspaces, lambda step: threads.submit(step), lambda: None)
         begin: Any = lambda units, _held: [parts.roots(unit) for unit in units]  # noqa: E731
-        scratch = StructureArea(np.zeros(scratch_bytes, np.uint8))
         record = edge_record(parts.made.store.manifest, parts.plan.resolved)
         rules = BatchRules(parts.plan, begin, record)
-        sampler = BlockSampler(rules, parts.topology, crew, scratch, threading.Lock())
-        units = [parts.plan.unit(1, step) for step in range(STEPS)]
-        area = StructureArea(np.zeros(area_bytes, np.uint8))
-        found = sampler.sample(units, 40, area, lambda: False)
+        yield BlockSampler(rules, parts.topology, crew, memory, threading.Lock(), passes)
         assert workspaces.all_home
-    return found
+
+
+def room(num_bytes: int) -> StructureArea:
+    return StructureArea(np.zeros(num_bytes, np.uint8))
+
+
+def sample(parts: Parts, area_bytes: int, scratch_bytes: int) -> list[Sampled]:
+    """The batches of an epoch that an area holds."""
+    with sampler_of(parts, SamplingMemory(room(scratch_bytes))) as sampler:
+        units = [parts.plan.unit(1, step) for step in range(STEPS)]
+        return sampler.sample(units, 40, room(area_bytes), lambda: False)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -75,3 +93,47 @@ def test_where_room_ends_the_first_batches_are_whole(made, case):
             for sampled in found:
                 same(parts, sampled.unit, found_of(sampled))
     assert counts & {1, 2}
+
+
+def early(case: str, num_bytes: int, scratch_bytes: int = 1 << 21) -> SamplingMemory:
+    hops = len(CASES[case]["fanouts"])
+    return SamplingMemory.cut(
+        np.zeros(scratch_bytes + (hops - 1) * num_bytes, np.uint8), hops - 1, num_bytes
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_pass_serves_every_hop_of_batches_that_follow_one_another(made, case):
+    """The first batch takes a pass for each hop, every other one that of its last hop alone."""
+    passes, hops = Passes(), len(CASES[case]["fanouts"])
+    with parts_of(made, case, 9, 3) as parts, sampler_of(parts, early(case, 1 << 20), passes) as s:
+        taken = []
+        for number in range(2 * STEPS):  # over the end of an epoch
+            unit = parts.plan.unit(number // STEPS, number % STEPS)
+            before = passes.count
+            (found,) = s.sample([unit], number, room(1 << 20), lambda: False)
+            taken.append(passes.count - before)
+            assert found.batch == number
+            same(parts, unit, found_of(found))
+    # columns over several blocks take passes of their own, which depend on what was drawn
+    assert hops <= taken[0]
+    assert sum(taken[1:]) <= (len(taken) - 1) * (1 + taken[0] - hops)
+
+
+@pytest.mark.parametrize("case", ["new", "layer", "up to a time"])
+@pytest.mark.parametrize("num_bytes", [1 << 9, 3 << 9, 3 << 10, 1 << 20])
+@pytest.mark.parametrize("scratch", [40 << 10, 1 << 21])
+def test_what_is_begun_in_vain_changes_no_batch(made, case, num_bytes, scratch):
+    """Other batches are asked for than those that follow, or more, or there is little room."""
+    asked = [[0], [2], [0, 1, 2], [1], [0, 1], [2, 0], [1, 2], [0], [1], [2]]
+    cancelled = iter([False] * 7 + [True] + [False] * 1000)
+    with (
+        parts_of(made, case, 9, 3) as parts,
+        sampler_of(parts, early(case, num_bytes, scratch)) as s,
+    ):
+        for steps in asked:
+            units = [parts.plan.unit(3, step) for step in steps]
+            found = s.sample(units, 7, room(1 << 20), lambda: next(cancelled))
+            assert [f.unit for f in found] == units[: len(found)]
+            for one in found:
+                same(parts, one.unit, found_of(one))

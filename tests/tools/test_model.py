@@ -1,0 +1,221 @@
+"""The model of epochs: against simulations of small graphs, the engine, and a daemon's counters."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from blockstore.store import open_store
+from loaderd.api.protocol import Attach
+from loaderd.memory.ledger import EngineSettings
+from tests.graphs import Csc
+from tests.stores import write_store
+from tools.model.check import Workload, compare, possible_plans, row
+from tools.model.graph import Described, Graph, grouped, read_graph
+from tools.model.occupancy import mix, occupy
+from tools.model.paper import GRAPHS, paper_tables
+from tools.model.predict import Job, Network, predict
+from tools.model.rates import KernelRates, load_rates
+from tools.model.traffic import chunk_reads, region_pages
+
+RATES = KernelRates(30e-6, 4e-6, 2e-6, 50e-9, 0.15e-9)
+
+
+def random_graph(nodes: int, seed: int) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
+    """Neighbors of each node of a graph with few large and many small degrees, and its edges."""
+    draw = np.random.default_rng(seed)
+    weight = draw.pareto(1.5, nodes) + 0.2
+    ends = draw.choice(nodes, (2, 3 * nodes), p=weight / weight.sum())
+    ends = ends[:, ends[0] != ends[1]]
+    both = np.unique(np.concatenate([ends, ends[::-1]], axis=1), axis=1)
+    return np.split(both[1], np.searchsorted(both[0], np.arange(1, nodes))), both
+
+
+def sample(
+    neighbors: list[NDArray[np.int64]],
+    seeds: NDArray[np.int64],
+    fanouts: tuple[int, ...],
+    draw: np.random.Generator,
+) -> tuple[set[int], int]:
+    """The nodes of a batch, and how many edges were drawn; a hop expands what is new."""
+    found, frontier, edges = set(seeds.tolist()), list(seeds), 0
+    for fanout in fanouts:
+        new: dict[int, None] = {}
+        for node in frontier:
+            own = neighbors[node]
+            taken = own if own.size <= fanout else draw.choice(own, fanout, replace=False)
+            edges += taken.size
+            new |= dict.fromkeys(int(v) for v in taken if int(v) not in found)
+        frontier = list(new)
+        found |= set(frontier)
+    return found, edges
+
+
+@pytest.fixture(scope="module")
+def simulated() -> tuple[Graph, list[set[int]], float, NDArray[np.int64]]:
+    """A graph, batches of one epoch, and the mean of their edges."""
+    draw, nodes, batch = np.random.default_rng(3), 6000, 40
+    neighbors, _ = random_graph(nodes, 5)
+    degrees = np.array([own.size for own in neighbors])
+    seeds = draw.permutation(np.flatnonzero(degrees))[: 16 * batch]
+    taken = [sample(neighbors, own, (5, 4), draw) for own in np.split(seeds, 16)]
+    edges = float(np.mean([count for _, count in taken]))
+    return grouped(degrees, degrees, seeds, 500, True), [own for own, _ in taken], edges, degrees
+
+
+def test_batches_are_as_in_a_simulation(
+    simulated: tuple[Graph, list[set[int]], float, NDArray[np.int64]],
+) -> None:
+    graph, batches, edges, _ = simulated
+    occupancy = occupy(graph, (5, 4), 40)
+    assert graph.num_seeds == pytest.approx(640)
+    assert sum(occupancy.edges) == pytest.approx(edges, rel=0.05)
+    assert sum(occupancy.nodes) == pytest.approx(np.mean([len(b) for b in batches]), rel=0.06)
+    for count in (1, 4, 16):
+        union = set[int]().union(*batches[:count])
+        found = float(graph.sizes @ occupancy.wanted(count))
+        assert found == pytest.approx(len(union), rel=0.08), count
+
+
+def test_rows_lie_in_the_regions_of_a_simulation(
+    simulated: tuple[Graph, list[set[int]], float, NDArray[np.int64]],
+) -> None:
+    graph, batches, _, _ = simulated
+    wanted = graph.nodes @ occupy(graph, (5, 4), 40).wanted(16)
+    union = np.fromiter(set[int]().union(*batches), np.int64)
+    counted = np.bincount(union // 500, minlength=12)
+    assert np.abs(wanted - counted).sum() < 0.1 * counted.sum()
+
+
+def test_all_neighbors_of_all_nodes_are_all_nodes_that_have_edges() -> None:
+    degrees = np.repeat([0, 3, 5], 100)
+    graph = grouped(degrees, degrees, np.flatnonzero(degrees), 64, True)
+    occupancy = occupy(graph, (-1, -1), 200)
+    assert sum(occupancy.nodes) == pytest.approx(200)
+    assert occupancy.edges[0] == pytest.approx(degrees.sum())
+
+
+def test_no_two_nodes_have_two_edges() -> None:
+    """A hub that has an edge to every other node has one, whatever the degrees of these."""
+    degrees = np.array([59, *[2] * 29, *[1] * 30])
+    graph = grouped(degrees, degrees, np.arange(60), 64, True)
+    ends = mix(graph)
+    hub, leaf = int(graph.into.argmax()), int(graph.into.argmin())
+    assert ends.sum(1) == pytest.approx(1)
+    assert ends[leaf, hub] > 0.9  # without the condition: 59 of 147
+    into = graph.sizes * graph.out @ ends
+    assert into == pytest.approx(graph.sizes * graph.into, rel=0.01)
+
+
+def read_pages(wanted: NDArray[np.bool_], width: int, gap: int) -> int:
+    """Pages that runs over wanted rows read, one after the other."""
+    rows = np.flatnonzero(wanted)
+    pages = np.unique(np.concatenate([rows * width // 4096, (rows * width + width - 1) // 4096]))
+    between = np.diff(pages) - 1
+    return int(pages.size + between[between <= gap].sum())
+
+
+@pytest.mark.parametrize(
+    ("width", "share", "gap", "within"),
+    [(512, 0.01, 16, 0.03), (512, 0.002, 8, 0.03), (8, 1e-4, 0, 0.05), (1536, 0.05, 2, 0.1)],
+)
+def test_pages_are_as_in_a_simulation(width: int, share: float, gap: int, within: float) -> None:
+    """Rows that lie in two pages make neighbors of wanted pages likely, which is left out."""
+    draw, rows = np.random.default_rng(1), 1 << 20
+    counted = read_pages(draw.random(rows) < share, width, gap)
+    pages, calls = region_pages(np.array([float(rows)]), width, np.array([share]), gap)
+    assert pages[0] == pytest.approx(counted, rel=within)
+    assert 0 < calls[0] <= pages[0]
+
+
+def test_chunks_are_read_once_if_they_have_room() -> None:
+    held, passing = (chunk_reads(10_000, (512, 8), 1000, room) for room in (1e8, 1e6))
+    assert (held.first.bytes, held.epoch.bytes) == (5_200_000, 0)
+    # a thousand rows of 8 bytes begin and end inside pages; of 512 they are whole pages
+    assert 5_200_000 < passing.epoch.bytes < 5_200_000 + 10 * 2 * 4096
+
+
+@pytest.fixture(scope="module")
+def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """30,000 nodes of 256 bytes in 8 partitions, those of large degree first; 7.7 MB of rows."""
+    path = tmp_path_factory.mktemp("model") / "store"
+    neighbors, _ = random_graph(30_000, 7)
+    degrees = np.array([own.size for own in neighbors])
+    order = np.argsort(-degrees, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(order.size)
+    columns = [place[neighbors[node]] for node in order]
+    indptr = np.concatenate([[0], np.cumsum(degrees[order])])
+    train = np.random.default_rng(1).choice(25_000, 6000, replace=False)
+    write_store(
+        path, Csc(indptr, np.concatenate(columns), np.arange(indptr[-1])), train, 1 << 14,
+        edge_ids=False, offsets=np.linspace(0, 30_000, 9).astype(int).tolist(),
+        hubs=range(100), width=64,
+    )  # fmt: skip
+    return path
+
+
+def test_a_store_has_the_degrees_that_were_ingested(small_store: Path) -> None:
+    store = open_store(small_store)
+    graph, relation = read_graph(store, "train"), store.manifest.relations[0]
+    assert graph.num_edges == pytest.approx(relation.num_edges)
+    assert graph.sizes @ graph.out == pytest.approx(relation.num_edges)
+    assert graph.nodes.sum() == 30_000
+    assert graph.num_seeds == pytest.approx(6000)
+
+
+@pytest.mark.parametrize(
+    ("mem", "plan"),
+    [("24M", "minibatch"), ("24M", "macrobatch"), ("8M", "hyperbatch"), ("7M", "minibatch")],
+)
+def test_bytes_are_those_that_a_daemon_counts(small_store: Path, mem: str, plan: str) -> None:
+    assert plan in possible_plans(small_store)
+    found = compare(Workload(small_store, mem, plan, (5, 4), 100, 30), None, RATES, 2)
+    assert found.predicted_bytes == pytest.approx(found.counted_bytes, rel=0.2)
+    assert row(found)[:3] == ["store", mem, plan]
+
+
+def test_more_machines_share_an_epoch_and_ask_for_rows() -> None:
+    described = Described("small", 200_000, 15.0, 1.5, 40_000, 128, "float32")
+    request = Attach(token=0, request=0, plan="hyperbatch", num_neighbors=(10, 5))
+    settings = EngineSettings(90 << 20, workers=2)
+
+    one, four = (
+        predict(described.manifest, described.graph, settings, request, RATES, Job(machines=m))
+        for m in (1, 4)
+    )
+    assert one.network_bytes == 0 < four.network_bytes
+    assert four.epoch.bytes < one.epoch.bytes / 3
+    cold = predict(
+        described.manifest, described.graph, settings, request, RATES,
+        Job(bucket=Network(1e7, 0.03)),
+    )  # fmt: skip
+    assert cold.epoch == one.epoch
+    assert cold.seconds > one.seconds
+    assert cold.bucket.bytes <= one.bytes
+
+
+def test_a_described_graph_has_its_moments() -> None:
+    for described in GRAPHS:
+        graph = described.graph
+        assert graph.sizes.sum() == pytest.approx(described.num_nodes)
+        assert graph.num_edges == pytest.approx(described.num_nodes * described.mean_degree)
+        assert graph.num_seeds == pytest.approx(described.num_seeds)
+
+
+def test_paper_tables_name_every_graph() -> None:
+    (_, sizes), (_, rows) = paper_tables(RATES)
+    assert [line[0] for line in sizes[1:]] == [described.name for described in GRAPHS]
+    assert len(rows) == 1 + 3 * len(GRAPHS)
+    assert all(len(line) == len(rows[0]) for line in rows)
+
+
+def test_rates_are_written_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "rates.json"
+    path.write_bytes(msgspec.json.encode(RATES))
+    assert load_rates(path) == RATES
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="run_s"):
+        load_rates(path)

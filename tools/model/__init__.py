@@ -1,0 +1,1 @@
+"""What an epoch of a plan reads and takes, predicted from degrees and sizes: docs/scale.md."""

@@ -1,0 +1,136 @@
+"""A model of epochs: bytes and seconds from degrees, sizes and rates (docs/scale.md).
+
+python -m tools.model calibrate FOLDER               rates of the disk of FOLDER, and of kernels
+python -m tools.model predict STORE --mem 1G 2G      every plan that the store can be read by
+python -m tools.model check STORE:1G,2G ... --rates FILE      predicted and counted, in turn
+python -m tools.model paper --rates FILE             graphs that we have no disk for
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from blockstore.errors import StoreError
+from blockstore.store import open_store
+from blockstore.units import parse_bytes
+from loaderd.api.errors import Refused
+from loaderd.sessions.engine import default_settings
+from tools.command import append, parse, stamped, table
+from tools.model.check import HEAD, Workload, compare, possible_plans, row
+from tools.model.graph import read_graph
+from tools.model.paper import paper_tables
+from tools.model.predict import Job, predict
+from tools.model.rates import KernelRates, calibrate, load_rates
+
+_CORES = len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    folder: Annotated[Path, "on the disk that is measured; a graph of 0.6 GB stays there"]
+    out: Path = Path("rates.json")
+
+
+def _calibrate(given: CalibrateOptions) -> None:
+    found = calibrate(given.folder)
+    given.out.write_bytes(msgspec.json.encode(found))
+    print(f"{found}, gaps of {found.gap_pages} pages; written to {given.out}")
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    store: Path
+    mem: tuple[str, ...] = ("1G",)
+    rates: Path = Path("rates.json")
+    fanouts: tuple[int, ...] = (10, 10, 10)
+    batch_size: int = 1000
+    machines: int = 1
+    cores: Annotated[int, "of each machine"] = _CORES
+
+
+def _predict(given: PredictOptions) -> None:
+    store, rates = open_store(given.store), load_rates(given.rates)
+    graph, job = read_graph(store, "train"), Job(given.machines, given.cores)
+    rows = [["--mem", "plan", "GB first", "GB an epoch", "s first", "s an epoch", "limit"]]
+    for mem in given.mem:
+        for plan in possible_plans(given.store):
+            asked = Workload(given.store, mem, plan, given.fanouts, given.batch_size, 0).request
+            found = predict(
+                store.manifest, graph, default_settings(parse_bytes(mem)), asked, rates, job
+            )
+            sizes = [f"{part.bytes / 1e9:.2f}" for part in (found.first, found.epoch)]
+            times = [f"{part:.1f}" for part in (found.first_s, found.epoch_s)]
+            rows.append([mem, plan, *sizes, *times, found.limit])
+    print(table(rows))
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    stores: Annotated[tuple[str, ...], "STORE:MEM,MEM,..."]
+    plans: Annotated[tuple[str, ...], "none: all that a store can be read by"] = ()
+    rates: Path = Path("rates.json")
+    fanouts: tuple[int, ...] = (10, 10, 10)
+    batch_size: int = 1000
+    steps: Annotated[int, "of minibatches that do not stay in memory"] = 8
+    bytes_only: Annotated[bool, "no second epoch; seconds say nothing"] = False
+    out: Path | None = None
+
+
+def _check(given: CheckOptions) -> None:
+    rates, rows = load_rates(given.rates), [list(HEAD)]
+    for named in given.stores:
+        path, _, budgets = named.rpartition(":")
+        graph = read_graph(open_store(Path(path)), "train")
+        for mem in budgets.split(","):
+            for plan in given.plans or tuple(possible_plans(Path(path))):
+                workload = Workload(
+                    Path(path),
+                    mem,
+                    plan,
+                    given.fanouts,
+                    given.batch_size,
+                    given.steps,
+                    not given.bytes_only,
+                )
+                try:
+                    found = compare(workload, graph, rates, _CORES)
+                except (Refused, StoreError) as error:
+                    print(f"{path} {mem} {plan}: {error}", file=sys.stderr)
+                    continue
+                rows.append(row(found))
+                print(" | ".join(rows[-1]), flush=True)
+                line = found._asdict() | {"workload": workload._asdict()}
+                append([stamped("model", **line)], given.out)
+    print(table(rows))
+
+
+@dataclass(frozen=True)
+class PaperOptions:
+    rates: Path = Path("rates.json")
+
+
+def _paper(given: PaperOptions) -> None:
+    rates: KernelRates = load_rates(given.rates)
+    for title, rows in paper_tables(rates):
+        print(f"\n{title}\n\n{table(rows)}")
+
+
+def main(words: Sequence[str]) -> None:
+    commands = {
+        "calibrate": (CalibrateOptions, _calibrate), "predict": (PredictOptions, _predict),
+        "check": (CheckOptions, _check), "paper": (PaperOptions, _paper),
+    }  # fmt: skip
+    name = words[0] if words else ""
+    if name not in commands:
+        raise SystemExit(__doc__ if name in ("", "-h", "--help") else f"{name!r}: no such command")
+    options, work = commands[name]
+    work(parse(options, words[1:], f"python -m tools.model {name}"))  # type: ignore[operator]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,171 @@
+"""What was predicted beside what a daemon counts, store by store and budget by budget."""
+
+import itertools
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec import structs
+
+from blockstore.store import open_store
+from blockstore.units import parse_bytes
+from clients.hopwise.dataset import HopDataset
+from clients.torch import NeighborDataset
+from loaderd.api.protocol import Attach
+from loaderd.sessions.engine import default_settings
+from tools.bench.setup import counters, drop_cache, serving
+from tools.model.graph import Graph, read_graph
+from tools.model.predict import CHUNKS, MACRO, Job, Prediction, predict
+from tools.model.rates import KernelRates
+
+_STILL_S = 0.5  # without a byte read: nothing is read ahead any more
+
+
+class Workload(NamedTuple):
+    """What is asked of a daemon, and with how much memory."""
+
+    store: Path
+    mem: str
+    plan: str
+    fanouts: tuple[int, ...]
+    batch_size: int
+    steps: int  # of minibatches that do not stay in memory: an epoch would read for hours
+    timed: bool = True  # a second epoch is taken
+
+    @property
+    def request(self) -> Attach:
+        return Attach(
+            token=0, request=0, plan=self.plan, num_neighbors=self.fanouts,
+            batch_size=self.batch_size,
+        )  # fmt: skip
+
+
+class Compared(NamedTuple):
+    """Of an epoch, or of some of its steps."""
+
+    workload: Workload
+    predicted_bytes: float
+    counted_bytes: float
+    predicted_s: float
+    measured_s: float
+    size: int  # minibatches that were expected to be built together
+    limit: str  # what was expected to take most of the time
+
+
+class _Counted(NamedTuple):
+    bytes: float
+    seconds: float
+    counters: dict[str, int]  # at the end
+    share: float  # of an epoch
+
+
+def compare(workload: Workload, graph: Graph | None, rates: KernelRates, cores: int) -> Compared:
+    """Predict, and count.  The disk's rates are those that the daemon measures, if it does.
+
+    Raises BudgetTooSmall, Refused.
+    """
+    manifest = open_store(workload.store).manifest
+    settings = default_settings(parse_bytes(workload.mem))
+    graph = read_graph(open_store(workload.store), "train") if graph is None else graph
+
+    def predicted(rates: KernelRates) -> Prediction:
+        return predict(manifest, graph, settings, workload.request, rates, Job(cores=cores))
+
+    whole = predicted(rates)
+    partly = workload.plan == "minibatch" and whole.epoch.bytes > 0
+    counted = _count(workload, partly)
+    if "device_run_ns" in counted.counters:
+        run_s, page_s = (counted.counters[f"device_{n}_ns"] / 1e9 for n in ("run", "page"))
+        whole = predicted(structs.replace(rates, run_s=run_s, page_s=page_s))
+    num_bytes = whole.epoch.bytes if partly or workload.plan == MACRO else whole.bytes
+    return Compared(
+        workload, num_bytes * counted.share, counted.bytes, whole.epoch_s * counted.share,
+        counted.seconds, whole.size, whole.limit,
+    )  # fmt: skip
+
+
+def _count(workload: Workload, partly: bool) -> _Counted:
+    """Serve epochs from a fresh daemon: bytes of the first one, seconds of the second.
+
+    In the second one compiled code is loaded, and what stays is there.  Macro-batches of the next
+    epoch are read while one ends, so that their bytes are those of the second, too.
+
+    partly   minibatches that do not stay: some steps after those that are on their way at first
+    """
+    drop_cache(workload.store)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(workload.store, Path(folder), workload.mem) as endpoint,
+    ):
+        data, share, before = _open(endpoint, workload), 1.0, 0
+        batches, num_bytes = iter(data), 0
+        if partly:
+            _take(itertools.islice(batches, data.attached().window))
+            before, begun = counters(endpoint)["bytes_read"], time.perf_counter()
+            share = _take(itertools.islice(batches, workload.steps)) / len(data)
+            seconds = time.perf_counter() - begun
+            num_bytes = counters(endpoint)["bytes_read"] - before
+        else:
+            _take(batches)
+            num_bytes = before = _settled(endpoint)
+            begun = time.perf_counter()
+            if workload.timed or workload.plan == MACRO:
+                _take(data)
+            seconds = time.perf_counter() - begun
+            if workload.plan == MACRO:
+                num_bytes = _settled(endpoint) - before
+        found = counters(endpoint)
+        data.close()
+    return _Counted(num_bytes, seconds, found, share)
+
+
+def _open(endpoint: str, workload: Workload) -> Any:
+    if workload.plan == CHUNKS:
+        return HopDataset(endpoint, batch_size=workload.batch_size)
+    return NeighborDataset(
+        endpoint, num_neighbors=workload.fanouts, batch_size=workload.batch_size,
+        plan=workload.plan,
+    )  # fmt: skip
+
+
+def _take(batches: Any) -> int:
+    return sum(1 for _ in batches)
+
+
+def _settled(endpoint: str) -> int:
+    """Bytes read once nothing more is."""
+    read, last = counters(endpoint)["bytes_read"], -1
+    while read != last:
+        time.sleep(_STILL_S)
+        read, last = counters(endpoint)["bytes_read"], read
+    return read
+
+
+def possible_plans(store: Path) -> Iterator[str]:
+    """Those that the model knows and the store can be read by."""
+    node = open_store(store).manifest.types[0]
+    yield from ("minibatch", "hyperbatch")
+    if node.num_partitions:
+        yield MACRO
+    if "train" in node.hops:
+        yield CHUNKS
+
+
+HEAD = (
+    "store", "--mem", "plan", "GB predicted", "counted", "ratio", "s predicted", "measured",
+    "ratio", "together", "limit",
+)  # fmt: skip
+
+
+def row(found: Compared) -> list[str]:
+    """Of a table, as `HEAD` says."""
+    w = found.workload
+    bytes_ratio = found.predicted_bytes / max(1.0, found.counted_bytes)
+    return [
+        w.store.name, w.mem, w.plan, f"{found.predicted_bytes / 1e9:.2f}",
+        f"{found.counted_bytes / 1e9:.2f}", f"{bytes_ratio:.2f}", f"{found.predicted_s:.1f}",
+        f"{found.measured_s:.1f}", f"{found.predicted_s / found.measured_s:.2f}",
+        str(found.size), found.limit,
+    ]  # fmt: skip

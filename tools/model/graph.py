@@ -1,0 +1,149 @@
+"""What the model knows of a graph: how many nodes of which degrees lie in which regions of rows."""
+
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import FORMAT_VERSION, Manifest, NodeType, Relation, RowArray, id_bits
+from blockstore.store import Store, read_rows
+from loaderd.memory.ledger import served_rows
+from loaderd.sampling.hyperbatch.rowcache import region_rows, region_shift, rows_by_type
+from preprocess.files.store import graph_blocks
+
+_EXACT, _STEP = 16, 1.06  # degrees that are classes of their own; how far apart the others are
+_SCAN_BYTES = 4 << 20
+
+Counts = NDArray[np.float64]
+
+
+class Graph(NamedTuple):
+    """One node type and one relation.  Nodes of about the same degrees are a class."""
+
+    into: Counts  # (classes,) mean in-degree
+    out: Counts  # (classes,) mean out-degree
+    seeds: Counts  # (classes,) share of the nodes that are seeds
+    nodes: Counts  # (regions, classes) nodes of each region of adjacent rows, as the row cache cuts
+    #   them; the sum over regions is the distribution of degrees
+    undirected: bool  # each edge has its reverse
+
+    @property
+    def sizes(self) -> Counts:
+        """Nodes of each class."""
+        found: Counts = self.nodes.sum(0)
+        return found
+
+    @property
+    def num_edges(self) -> float:
+        return float(self.sizes @ self.into)
+
+    @property
+    def num_seeds(self) -> float:
+        return float(self.sizes @ self.seeds)
+
+
+def class_of(degrees: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Small degrees are classes of their own, larger ones share one with those within 6 %."""
+    large = np.log(np.maximum(degrees, _EXACT) / _EXACT) / np.log(_STEP)
+    found: NDArray[np.int64] = np.minimum(degrees, _EXACT) + large.astype(np.int64)
+    return found
+
+
+def read_graph(store: Store, split: str) -> Graph:
+    """The distribution of a store, region by region.  Reads its graph once.
+
+    Raises ValueError: it has several node types or relations; CorruptBlock.
+    """
+    manifest = store.manifest
+    if len(manifest.types) > 1 or len(manifest.relations) > 1:
+        raise ValueError(f"{store.path}: the model knows graphs of one node type and one relation")
+    node_type, relation = manifest.types[0], manifest.relations[0]
+    into, out = (np.zeros(node_type.num_nodes, np.int64) for _ in range(2))
+    for _, block in graph_blocks(store, relation, _SCAN_BYTES):
+        header, here = block.header, block.degrees_here()
+        into[header.first_node : header.first_node + here.size] += here
+        into[header.first_node - 1] += header.num_carried
+        if not manifest.undirected:
+            out += np.bincount(block.sources, minlength=out.size)
+    place = read_rows(store, node_type.store_id)[read_rows(store, node_type.splits[split])]
+    return grouped(
+        into, into if manifest.undirected else out, place.astype(np.int64), region_size(manifest),
+        manifest.undirected,
+    )  # fmt: skip
+
+
+def region_size(manifest: Manifest) -> int:
+    """Rows of a region of the row cache."""
+    return 1 << region_shift(rows_by_type(served_rows(manifest))[0])
+
+
+def grouped(
+    into: NDArray[np.int64],
+    out: NDArray[np.int64],
+    seeds: NDArray[np.int64],
+    region: int,
+    undirected: bool,
+) -> Graph:
+    """From the degrees of each node, in the order of rows, and the rows of the seeds."""
+    keys = class_of(into) * (1 << 20) + class_of(out)
+    known, own = np.unique(keys, return_inverse=True)
+    regions = -(-into.size // region)
+    cell = np.arange(into.size) // region * known.size + own
+    nodes = np.bincount(cell, minlength=regions * known.size).reshape(regions, known.size)
+    sizes = nodes.sum(0)
+    return Graph(
+        np.bincount(own, into) / sizes, np.bincount(own, out) / sizes,
+        np.bincount(own[seeds], minlength=known.size) / sizes, nodes.astype(float), undirected,
+    )  # fmt: skip
+
+
+class Described(NamedTuple):
+    """A graph of which only moments are known: degrees are log-normal, edges go both ways."""
+
+    name: str
+    num_nodes: int
+    mean_degree: float
+    spread: float  # standard deviation of the logarithm of the degrees
+    num_seeds: int
+    row_shape: int
+    dtype: str
+    isolated: float = 0.0  # share of nodes without edges
+
+    @property
+    def manifest(self) -> Manifest:
+        """That of its store, as far as sizes follow from it."""
+        n, edges = self.num_nodes, int(self.num_nodes * self.mean_degree)
+        ids = "uint32" if n < 1 << 32 else "uint64"
+        blocks = -(-(edges * id_bits(n) // 8 + 4 * n) // (1 << 20))
+        array: Any = lambda path, dtype, *shape: RowArray(path, dtype, n, shape)  # noqa: E731
+        node = NodeType(
+            "node", 0, n, array("ids", ids), array("places", ids), array("y", "int64"),
+            {"x": array("x", self.dtype, self.row_shape)},
+            {"train": RowArray("train", "int64", self.num_seeds)},
+        )  # fmt: skip
+        relation = Relation("node", "to", "node", edges, blocks, "edges", "first_node")
+        return Manifest(
+            format=FORMAT_VERSION, block_bytes=1 << 20, id_dtype=ids, types=(node,),
+            relations=(relation,), order="degree", undirected=True,
+        )  # fmt: skip
+
+    @property
+    def graph(self) -> Graph:
+        """Rows in the order of falling degrees; seeds are drawn from nodes that have edges."""
+        connected = self.num_nodes * (1 - self.isolated)
+        mean = self.mean_degree / (1 - self.isolated)
+        # quantiles of the distribution, fine in the tail, where the edges are
+        tail = np.concatenate([[0.0], np.geomspace(1 / connected, 1, 400)])
+        share, middle = np.diff(tail), (tail[1:] + tail[:-1]) / 2
+        normal = NormalDist()
+        degrees = np.array([np.exp(-self.spread * normal.inv_cdf(m)) for m in middle])
+        degrees *= mean / (share @ degrees)
+        sizes = np.append(share * connected, self.num_nodes - connected)
+        degrees = np.append(degrees, 0.0)
+        seeds = np.where(degrees > 0, self.num_seeds / connected, 0.0)
+        types = rows_by_type(served_rows(self.manifest))
+        ends = np.cumsum(region_rows(types[0]))
+        below = np.clip(ends[:, np.newaxis] - (np.cumsum(sizes) - sizes), 0, sizes)
+        nodes = np.diff(below, axis=0, prepend=0)
+        return Graph(degrees, degrees, seeds, nodes, True)

@@ -1,0 +1,150 @@
+"""Where the memory of a daemon goes, by the engine's own rules, from what the model expects."""
+
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from blockstore.format import ITEM_BYTES, Manifest
+from loaderd.api.protocol import Attach
+from loaderd.memory.ledger import (
+    Budget,
+    EngineSettings,
+    ServedRows,
+    SessionNeed,
+    chosen_rows,
+    make_budget,
+    make_sizes,
+    structure_bytes,
+)
+from loaderd.memory.workspace import workspace_bytes
+from loaderd.plans.base import Part, Shape
+from loaderd.plans.minibatch import MinibatchPlan
+from loaderd.sampling.hyperbatch.rowcache import rows_by_type
+from loaderd.sampling.hyperbatch.single import usual_shape
+from loaderd.sampling.hyperbatch.sizing import Estimate, HyperSizing, PassEstimate, cut_hyper
+from loaderd.sampling.hyperbatch.unfinished import begun_bytes, scratch_bytes
+from loaderd.sampling.rows import ServedFiles
+from loaderd.sampling.structure import Structure
+from loaderd.sessions.resolve import make_plan, resolve
+from loaderd.sessions.sizing import SessionSizing, cut_session, cut_workspaces, session_needs
+from tools.model.occupancy import Occupancy
+
+LOOKED_AT = 16  # batches that a session of hyperbatches samples at its attach
+
+
+class DaemonMemory(NamedTuple):
+    """Of one session, alone at its daemon."""
+
+    budget: Budget
+    steps: int  # minibatches of an epoch
+    plan: MinibatchPlan
+    served: list[ServedRows]
+    cut: SessionSizing  # of plain minibatches
+    row_slots: int  # for blocks of rows, beside plain minibatches
+    hyper: HyperSizing | None  # None: all is in memory, or hyperbatches have no room
+
+    @property
+    def graph_stays(self) -> bool:
+        return self.budget.graph_slots >= self.budget.graph_blocks
+
+    @property
+    def rows_stay(self) -> bool:
+        return self.row_slots >= self.budget.row_blocks
+
+
+def share_memory(
+    manifest: Manifest, settings: EngineSettings, request: Attach, occupancy: Occupancy
+) -> DaemonMemory:
+    """What a session of minibatches or hyperbatches gets, of this request.
+
+    Raises BudgetTooSmall, Refused.
+    """
+    budget = make_budget(manifest, settings)
+    num_seeds = manifest.types[0].splits[request.split].num_rows
+    resolved = resolve(manifest, request, request.split, num_seeds)
+    plan, slot = make_plan(manifest, resolved, Part(), "minibatch"), budget.slot_bytes
+    needs = session_needs(manifest, plan, num_seeds, 0, num_seeds, slot, 0)
+    available = budget.num_slots - budget.graph_least
+    stamp = needs[True].workspace <= needs[False].workspace or (
+        needs[True].least + (settings.workers - 1) * needs[True].workspace <= available // 4
+    )
+    need, window = needs[stamp], max(2 * settings.workers, request.window)
+    cut = cut_session(need, available, budget.row_blocks, settings, window)
+    spare = max(0, budget.graph_slots - budget.graph_least)
+    row_slots = max(0, available - spare - cut.slots(need))
+    memory = DaemonMemory(
+        budget, plan.num_steps, plan, chosen_rows(manifest, resolved), cut, row_slots, None
+    )
+    if request.plan == "minibatch" or (memory.graph_stays and memory.rows_stay):
+        return memory
+    hyper = _cut_hyper(manifest, settings, memory, need, stamp, occupancy)
+    return memory._replace(hyper=hyper)
+
+
+def _cut_hyper(
+    manifest: Manifest, settings: EngineSettings, memory: DaemonMemory, need: SessionNeed,
+    stamp: bool, occupancy: Occupancy,
+) -> HyperSizing | None:  # fmt: skip
+    """What `LookAhead` would find, had the batches that it samples been as expected."""
+    budget, plan, slot = memory.budget, memory.plan, memory.budget.slot_bytes
+    sizes = make_sizes(manifest, plan.resolved, stamp)
+    own = cut_workspaces(need, budget.num_slots - budget.graph_least, memory.cut.window)
+    usual, worst = _structure(occupancy), plan.shape()
+    shape = usual_shape([usual], worst, plan.resolved.fanouts)
+    rows = budget.num_slots - budget.graph_slots
+    small, large = (workspace_bytes(s, sizes) for s in (shape, worst))
+    rows -= need.seeds + need.workspace + own.transit
+    each = small if small < large * 3 // 4 else large
+    count = max(1, min(settings.workers - 1, rows // 4 * slot // each))
+    rows -= count * (-(-each // slot) + own.transit)
+    item, blocks = ITEM_BYTES[manifest.id_dtype], manifest.relations[0].num_blocks
+    absent = budget.graph_blocks - budget.graph_slots
+    passes = PassEstimate(
+        sum(scratch_bytes(usual, blocks, item, 0)),
+        max(scratch_bytes(_worst(worst), blocks, item, 0)), begun_bytes(usual, item, 0),
+        len(worst.frontier) - 1, absent * slot,
+    )  # fmt: skip
+    estimate = Estimate(
+        plan.num_steps,
+        item * usual.num_nodes + 8 * usual.num_seeds + 4 * (usual.num_edges + usual.num_counts),
+        compact_bytes(usual, item), usual.num_nodes,
+        structure_bytes(worst, sizes),
+        tuple(
+            np.rint(occupancy.graph.nodes @ occupancy.wanted(batches)).astype(np.int64)
+            for batches in (1, 2, 4, 8, LOOKED_AT)
+            if batches <= plan.num_steps
+        ),
+        None if memory.graph_stays else passes,
+    )  # fmt: skip
+    files = ServedFiles(
+        memory.served, cast(Any, None), 0, np.empty(0, np.uint8), slot, manifest.block_bytes,
+        manifest.id_dtype,
+    )  # fmt: skip
+    room = int(rows * settings.session_share)
+    return cut_hyper(room, files, need, estimate, settings.readers, memory.cut.window, 0)
+
+
+def _structure(occupancy: Occupancy) -> Structure:
+    nodes = tuple(round(n) for n in occupancy.nodes)
+    edges = tuple((round(e),) for e in occupancy.edges)
+    total = sum(round(e) for e in occupancy.edges)
+    return Structure(nodes, edges, sum(nodes), total, nodes[:-1], nodes[0])
+
+
+def _worst(shape: Shape) -> Structure:
+    return Structure(
+        (*shape.frontier, 0), shape.edges, shape.nodes, shape.total_edges, shape.frontier,
+        shape.seeds,
+    )  # fmt: skip
+
+
+def compact_bytes(structure: Structure, id_bytes: int) -> int:
+    """Of a batch that waits for its turn, see `loaderd.sampling.hyperbatch.compact`."""
+    again = structure.num_edges - (structure.num_nodes - structure.num_seeds)
+    places = structure.num_edges // 8 + 3 * again + 8 * structure.num_seeds
+    return id_bytes * structure.num_nodes + structure.num_counts + places
+
+
+def served_widths(memory: DaemonMemory) -> tuple[int, ...]:
+    """Bytes of a row in each array that comes with batches."""
+    return rows_by_type(memory.served)[0].row_bytes

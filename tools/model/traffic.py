@@ -1,0 +1,218 @@
+"""Bytes and calls that read a store, for an epoch of each plan."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from math import gcd
+from typing import NamedTuple
+
+import numpy as np
+
+from blockstore.format import PAGE_BYTES, Manifest, edge_layout, row_geometry
+from loaderd.monitoring.devicecost import RUN_BYTES
+from loaderd.sampling.hyperbatch.sizing import HyperSizing
+from tools.model.graph import Counts, Graph
+from tools.model.memory import LOOKED_AT, DaemonMemory, served_widths
+from tools.model.occupancy import Occupancy
+
+
+class Load(NamedTuple):
+    """What is read, or crosses a network."""
+
+    bytes: float = 0.0
+    calls: float = 0.0
+
+    def plus(self, num_bytes: float, calls: float) -> "Load":
+        return Load(self.bytes + num_bytes, self.calls + calls)
+
+
+class Reads(NamedTuple):
+    """Of an epoch."""
+
+    first: Load  # before the first batch of the first epoch
+    epoch: Load
+    first_rows: float = 0.0  # bytes of the rows in these, each counted as often as it is brought
+    rows: float = 0.0
+    size: int = 1  # minibatches that are built together
+
+
+def region_pages(rows: Counts, width: int, wanted: Counts, gap: int) -> tuple[Counts, Counts]:
+    """(pages, calls) that bring a share of the rows of each region, by runs of pages.
+
+    rows     (regions,) of each region
+    width    bytes of a row
+    wanted   (regions,) share of the rows
+    gap      pages between two wanted ones that are read with them, at most
+
+    A page has a wanted row with probability p.  It is left out if it lies in a gap of more than
+    `gap` pages: the sum over gaps of length L of L p^2 (1 - p)^L, L > gap.
+    """
+    touching = (PAGE_BYTES + width - gcd(PAGE_BYTES, width)) / width  # rows that a page has part of
+    p = 1 - (1 - wanted) ** touching
+    pages = rows * width / PAGE_BYTES
+    left_out = (1 - p) ** (gap + 1)
+    read = pages * (1 - left_out * (1 + gap * p))
+    return read, pages * p * left_out + read * PAGE_BYTES / RUN_BYTES
+
+
+def graph_pass(
+    manifest: Manifest, occupancy: Occupancy, batches: float, hops: Sequence[int], slots: int
+) -> float:
+    """Blocks of the graph that are read to draw some hops of so many batches together.
+
+    slots   blocks that stay from one pass to the next: directions alternate
+    """
+    graph, blocks = occupancy.graph, manifest.relations[0].num_blocks
+    weight = graph.nodes @ _column_bytes(manifest, graph)  # bytes of the graph by region
+    idle = np.prod([1 - occupancy.expanded(hop, batches) for hop in hops], axis=0)
+    expanded = graph.nodes @ ((1 - idle) * (graph.into > 0))
+    in_block = expanded / np.maximum(weight, 1) * weight.sum() / blocks
+    needed = float(weight @ (1 - np.exp(-in_block))) / float(weight.sum()) * blocks
+    return max(0.0, needed - slots)
+
+
+def graph_passes(
+    manifest: Manifest, occupancy: Occupancy, groups: Sequence[int], slots: int
+) -> float:  # fmt: skip
+    """The same of hyperbatches of so many batches.
+
+    A pass draws the last hop of one, the hop before it of the next one, and so on.  Before the
+    first one there is a pass for each of its other hops.
+    """
+    hops = range(len(occupancy.edges))
+    read = sum(graph_pass(manifest, occupancy, groups[0], hops[: hop + 1], slots) for hop in hops)
+    for size, count in Counter(groups[1:]).items():
+        read += count * graph_pass(manifest, occupancy, size, hops, slots)
+    return read
+
+
+def _column_bytes(manifest: Manifest, graph: Graph) -> Counts:
+    """(classes,) of a column in the graph blocks."""
+    bits = sum(edge_layout(manifest, manifest.relations[0]).bits)
+    found: Counts = 4 + graph.into * bits / 8
+    return found
+
+
+def hyperbatch_reads(
+    manifest: Manifest, occupancy: Occupancy, memory: DaemonMemory, cut: HyperSizing, gap: int
+) -> Reads:
+    """Of a whole epoch.  `gap`: pages that are read rather than begin another run."""
+    steps, block, slots = memory.steps, manifest.block_bytes, memory.budget.graph_slots
+    if memory.graph_stays:
+        looked, blocks = float(memory.budget.graph_blocks), 0.0
+    else:
+        # what a session looks at at its attach has a pass for each hop
+        seen, hops = min(LOOKED_AT, steps), range(len(occupancy.edges))
+        looked = sum(graph_pass(manifest, occupancy, seen, [hop], slots) for hop in hops)
+        blocks = graph_passes(manifest, occupancy, _groups(steps, cut), slots)
+    first, epoch = Load(looked * block, looked), Load(blocks * block, blocks)
+    if not cut.shares:
+        rows = minibatch_rows(manifest, occupancy, memory._replace(row_slots=0))
+        return Reads(first, epoch.plus(*rows), rows=rows.bytes, size=cut.size)
+    share, widths, graph = cut.shares[0], served_widths(memory), occupancy.graph
+    fill = share.stay_rows * sum(widths)
+    passes = np.ones(len(graph.nodes), bool)
+    passes[share.stay] = False
+    nodes, brought = graph.nodes[passes], 0.0
+    rows, groups = nodes.sum(1), _groups(steps, cut)
+    for (before, batches), count in Counter(pairwise([0, *groups])).items():
+        # what the group before wanted is there, and some of what those before that one did
+        kept = _still_there(occupancy.wanted(before), nodes.sum(0), share.entries)
+        absent = nodes @ (occupancy.wanted(batches) * (1 - kept)) / np.maximum(rows, 1)
+        brought += count * float(rows @ absent) * sum(widths)
+        for width in widths:
+            pages, runs = region_pages(rows, width, absent, gap)
+            epoch = epoch.plus(count * float(pages.sum()) * PAGE_BYTES, count * float(runs.sum()))
+    return Reads(first.plus(fill, fill / RUN_BYTES), epoch, fill, brought, cut.size)
+
+
+def _groups(steps: int, cut: HyperSizing) -> list[int]:
+    """Batches whose rows are brought in together: at first as many as are sampled first."""
+    sizes, left = [min(steps, cut.chunk)], steps - min(steps, cut.chunk)
+    while left > 0:
+        sizes.append(min(left, cut.size))
+        left -= sizes[-1]
+    return sizes
+
+
+def _still_there(wanted: Counts, nodes: Counts, entries: int) -> Counts:
+    """Probability that a row that passes is in one of the entries after a group.
+
+    As if those used longest ago had left (Che's approximation): a row is there if one of the last t
+    groups wanted it, and t is such that the entries are full.
+    """
+    low, high = 0.0, 1e6
+    for _ in range(60):
+        t = (low + high) / 2
+        full = float(nodes @ (1 - (1 - wanted) ** t)) > entries
+        low, high = (low, t) if full else (t, high)
+    found: Counts = 1 - (1 - wanted) ** low
+    return found
+
+
+def minibatch_rows(manifest: Manifest, occupancy: Occupancy, memory: DaemonMemory) -> Load:
+    """Blocks of rows of an epoch of minibatches: those that stay in memory serve all of them."""
+    needed = _row_blocks(manifest, occupancy, memory, 1) - memory.row_slots
+    blocks = max(0.0, needed) * memory.steps
+    return Load(blocks * memory.budget.slot_bytes, blocks)
+
+
+def _row_blocks(
+    manifest: Manifest, occupancy: Occupancy, memory: DaemonMemory, batches: float
+) -> float:  # fmt: skip
+    """Blocks of rows that so many batches want, each counted once."""
+    rows = occupancy.graph.nodes.sum(1)
+    wanted, found = occupancy.graph.nodes @ occupancy.wanted(batches) / np.maximum(rows, 1), 0.0
+    for served in memory.served:
+        per_block = row_geometry(served.array, manifest.block_bytes).rows_per_block
+        found += float(rows @ (1 - np.exp(-wanted * per_block))) / per_block
+    return found
+
+
+def minibatch_reads(manifest: Manifest, occupancy: Occupancy, memory: DaemonMemory) -> Reads:
+    """Of a whole epoch."""
+    steps, block, first, epoch = memory.steps, manifest.block_bytes, Load(), Load()
+    if memory.graph_stays:
+        first = first.plus(memory.budget.graph_blocks * block, memory.budget.graph_blocks)
+    else:
+        hops = range(len(occupancy.edges))
+        slots = memory.budget.graph_slots
+        blocks = steps * sum(graph_pass(manifest, occupancy, 1, [hop], slots) for hop in hops)
+        epoch = epoch.plus(blocks * block, blocks)
+    if memory.rows_stay:
+        blocks = _row_blocks(manifest, occupancy, memory, steps)
+        return Reads(first.plus(blocks * block, blocks), epoch, blocks * block)
+    rows = minibatch_rows(manifest, occupancy, memory)
+    stay = min(memory.row_slots, _row_blocks(manifest, occupancy, memory, steps))
+    return Reads(first.plus(stay * block, stay), epoch.plus(*rows), rows=rows.bytes)
+
+
+def macrobatch_reads(manifest: Manifest) -> Reads:
+    """Each partition once an epoch: its rows by pages, its columns by blocks; hubs once at all."""
+    node, relation, block = manifest.types[0], manifest.relations[0], manifest.block_bytes
+    arrays = [a for a in (*node.features.values(), node.label) if a is not None]
+    width, parts = sum(a.row_bytes for a in arrays), node.num_partitions
+    rows, blocks = float(node.num_nodes * width), float(relation.num_blocks + parts - 1)
+    first, halo = Load(), node.halo
+    if halo is not None and relation.halo is not None:
+        hubs = node.hubs.num_rows if node.hubs is not None else 0
+        own = hubs / max(1, halo.nodes.num_rows)  # of the copies; the others are of partitions
+        rows += (halo.nodes.num_rows - hubs) * width
+        blocks += relation.halo.num_blocks * (1 - own)
+        first = first.plus(hubs * width + own * relation.halo.num_blocks * block, parts)
+    # a page at the border of two partitions is read with both
+    num_bytes = rows + parts * len(arrays) * PAGE_BYTES + blocks * block
+    return Reads(first, Load(num_bytes, num_bytes / (128 * PAGE_BYTES)), rows=rows)
+
+
+def chunk_reads(rows: int, widths: Sequence[int], chunk: int, room: float) -> Reads:
+    """Of propagated features, `widths` bytes a row: once at all if they have room."""
+    total = float(rows * sum(widths))
+    if total <= room:
+        return Reads(Load(total, total / RUN_BYTES), Load(), total)
+    ranges, num_bytes, calls = -(-rows // chunk), 0.0, 0.0
+    for width in widths:  # a range begins and ends inside of pages, if its bytes are no whole ones
+        inside = PAGE_BYTES - gcd(PAGE_BYTES, chunk * width)
+        num_bytes += rows * width + ranges * inside
+        calls += ranges * -(-chunk * width // RUN_BYTES)
+    return Reads(Load(), Load(num_bytes, calls), rows=total)
