@@ -113,19 +113,22 @@ def _draw(
     """Three pictures into the folder: rate and bytes against memory, bytes against groups."""
 
     def points(names: Sequence[str], xs: Sequence[float], figure: str) -> Series:
-        some = [(x, found[n][figure]["median"]) for n, x in zip(names, xs, strict=True)
-                if figure in found.get(n, {})]  # fmt: skip
+        values = [
+            (x, found[n].get(figure, {}).get("median")) for n, x in zip(names, xs, strict=True)
+        ]
+        some = [(x, y) for x, y in values if y]  # not what was skipped, nor 0 on this axis
         return Series(figure, some)
 
     assert given.figures is not None
     given.figures.mkdir(parents=True, exist_ok=True)
     mib = [parse_bytes(m) / 2**20 for m in given.mem]
     rate = points(memory, mib, "seeds_per_s")
-    whole = rate.points[-1][1] if rate.points else 0.0
+    whole = found[memory[-1]].get("seeds_per_s", {}).get("median")
+    limits = (("all in memory", whole),) if whole else ()
     charts = {
         "rate": Chart(
             "Seeds a second against memory", "--mem, MiB", "seeds a second",
-            (rate, points(memory, mib, "seeds_per_s_later")), (("all in memory", whole),),
+            (rate, points(memory, mib, "seeds_per_s_later")), limits,
         ),
         "bytes": Chart(
             "KB read a seed against memory", "--mem, MiB", "KB a seed",
