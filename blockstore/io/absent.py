@@ -5,6 +5,7 @@ are rows: those that the caller names, or all that lie in the pages; the latter 
 of the whole store, and their checksums fit.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from blockstore.format import PAGE_BYTES, BlockGeometry
 from blockstore.io.elsewhere import RemoteRows
 from blockstore.kernels.crc import find_bad_page
 from blockstore.kernels.reads import KEEPER, PAGE, PAGES, PLACE, SHARD, split_by_keeper
-from blockstore.kernels.rows import list_rows, move_rows, row_layout
+from blockstore.kernels.rows import RowLayout, list_rows, move_rows, row_layout
 from blockstore.part import Holes
 from blockstore.store import BlockedFile, corrupt_page
 
@@ -81,11 +82,22 @@ def bring(
         found = found[: list_rows(own, layout, num_rows, every, chosen, found)]
         for at in range(0, found.size, most):
             asked = found[at : at + most]
-            answer = source.ask(server, file.path, asked)
-            move_rows(answer, asked, own, layout, memory, True)
+            take = partial(_take, asked, own, layout, memory)
+            source.ask(server, file.path, asked, take)
     if rows is None:
         for piece in pieces:
             _verify(file, piece, memory)
+
+
+def _take(
+    rows: NDArray[np.int64],
+    pieces: NDArray[np.int64],
+    layout: RowLayout,
+    memory: NDArray[np.uint8],
+    packed: NDArray[np.uint8],
+) -> int:
+    """Rows as they came to where they belong; their crc32c."""
+    return int(move_rows(packed, rows, pieces, layout, memory, True))
 
 
 def _verify(file: BlockedFile, piece: NDArray[np.int64], memory: NDArray[np.uint8]) -> None:

@@ -4,6 +4,7 @@ A reader asks its files where their pages are.  Tasks that may wait for others r
 their own, so that the threads that read the disk never wait.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -29,6 +30,11 @@ class Elsewhere(Protocol):
         """What it has done so far."""
 
 
+# Copies rows, uint8, one after the other; returns their crc32c.  Of rows that arrived with another
+# one it is called again, when they have come again.
+Take = Callable[[NDArray[np.uint8]], int]
+
+
 class RemoteRows(Elsewhere, Protocol):
     """Where rows come from that other servers have."""
 
@@ -38,8 +44,8 @@ class RemoteRows(Elsewhere, Protocol):
     def most_rows(self, path: str) -> int:
         """Rows of an array that may be asked for at once."""
 
-    def ask(self, server: int, path: str, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Rows of an array, ascending, as bytes.  Raises StoreError: they do not come."""
+    def ask(self, server: int, path: str, rows: NDArray[np.int64], take: Take) -> None:
+        """Have `take` copy rows of an array, ascending.  Raises StoreError: they do not come."""
 
 
 class PageSource(Elsewhere, Protocol):

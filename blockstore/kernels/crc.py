@@ -5,7 +5,7 @@ from numba.extending import overload
 
 from blockstore.format import PAGE_BYTES
 from blockstore.kernels.intrinsics import crc32_word, has_crc32
-from blockstore.kernels.jit import inner, njit
+from blockstore.kernels.jit import inner, leaf, njit
 
 PAGE_WORDS = PAGE_BYTES // 8
 _INITIAL = np.uint64(0xFFFF_FFFF)
@@ -23,6 +23,26 @@ def _make_tables():
 
 
 _TABLES = _make_tables()
+
+
+def _make_page_tables():
+    """uint32 (4, 256): the crc of bytes and then a page of zeros is the xor of what these say of
+    the four bytes of the crc before it; zeros count as nothing, so no bit is inverted."""
+    bits = np.arange(32, dtype=np.uint32)
+
+    def apply(columns, values):  # a linear map, given by what it makes of each bit
+        chosen = (values[:, np.newaxis] >> bits & 1) * columns
+        return np.bitwise_xor.reduce(chosen, axis=1).astype(np.uint32)
+
+    one = np.uint32(1) << bits
+    columns = ((one >> 8) ^ _TABLES[0, one & 255]).astype(np.uint32)  # of one byte
+    for _ in range(PAGE_BYTES.bit_length() - 1):
+        columns = apply(columns, columns)
+    byte = np.arange(256, dtype=np.uint32)
+    return np.stack([apply(columns, byte << (8 * k)) for k in range(4)])
+
+
+_PAGE_TABLES = _make_page_tables()
 
 
 @njit(nogil=True, cache=True)
@@ -113,3 +133,53 @@ def find_bad_page(data, num_pages, expected):
             return page
         page += 1
     return -1
+
+
+@inner
+def _join(crc, page):
+    """The crc32c of bytes and a page after them."""
+    for k in range(4):
+        page ^= _PAGE_TABLES[k, (crc >> np.uint32(8 * k)) & np.uint32(255)]
+    return page
+
+
+@leaf
+def join_crcs(pages):
+    """The crc32c of pages one after the other, by that of each, uint32 (pages,)."""
+    crc = np.uint32(0)
+    for i in range(pages.size):
+        crc = _join(crc, pages[i])
+    return crc
+
+
+@inner
+def crc_pages(words, page, num_pages, crc):
+    """`crc` taken on by at most four pages; how many, and the crc32c."""
+    count = min(4, num_pages - page)
+    if count == 4:
+        for each in _crc_four_pages(words, page * PAGE_WORDS):
+            crc = _join(crc, each)
+    else:
+        for i in range(count):
+            crc = _join(crc, _crc_page(words, (page + i) * PAGE_WORDS))
+    return count, crc
+
+
+@inner
+def crc_rest(data, start, crc):
+    """`crc` taken on by the bytes from `start` on."""
+    state = np.uint32(crc ^ np.uint32(_INITIAL))
+    for i in range(start, data.size):
+        state = (state >> np.uint32(8)) ^ _TABLES[0, (state ^ data[i]) & np.uint32(255)]
+    return np.uint32(state ^ np.uint32(_INITIAL))
+
+
+@leaf
+def crc_bytes(data):
+    """crc32c of bytes, uint8 (any,); uint32."""
+    words = data[: data.size // 8 * 8].view(np.uint64)
+    page, crc = 0, np.uint32(0)
+    while page < data.size // PAGE_BYTES:
+        count, crc = crc_pages(words, page, data.size // PAGE_BYTES, crc)
+        page += count
+    return crc_rest(data, page * PAGE_BYTES, crc)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES, BlockGeometry
+from blockstore.kernels.crc import crc_pages, crc_rest
 from blockstore.kernels.intrinsics import VECTOR, copy_bytes, fence, prefetch, stream_vector
 from blockstore.kernels.jit import inner, leaf, njit
 from blockstore.kernels.reads import PAGE, PAGES, PLACE, SHARD
@@ -18,6 +19,7 @@ _AHEAD_BYTES, _LEAST_AHEAD, _MOST_AHEAD = 8 << 10, 2, 16
 # Rows of so many bytes are written past the caches, which could not keep them for their reader:
 # a line is then not read before it is written.
 _STREAM_BYTES = 16 << 20
+_MOVED_BYTES = 16 << 10  # rows that are copied at once: what the first cache has while they are
 _HOPS_AHEAD = 4  # rows of propagated features, of all arrays
 
 
@@ -220,8 +222,13 @@ def move_rows(packed, rows, pieces, layout, memory, to_pages):
     pieces    int64 (n, 4 or more)     as `read_pieces` takes them
     memory    uint8                    with the pages
     to_pages  bool                     from `packed` to `memory`, else the other way
+
+    Returns the crc32c of `packed`, of which a part is copied while the caches have it; or 0, if it
+    is what is filled.
     """
     row_bytes, per_block = layout.row_bytes, layout.rows_per_block
+    words = packed[: packed.size // 8 * 8].view(np.uint64)
+    page, num_pages, crc = 0, packed.size // PAGE_BYTES if to_pages else 0, np.uint32(0)
     for k in range(pieces.shape[0]):
         shard, low = pieces[k, SHARD], pieces[k, PAGE] * PAGE_BYTES
         high = low + pieces[k, PAGES] * PAGE_BYTES
@@ -230,9 +237,12 @@ def move_rows(packed, rows, pieces, layout, memory, to_pages):
         while i < rows.size and rows[i] < stop:
             # rows that follow each other here and there are copied at once
             block, run = rows[i] // per_block, i + 1
-            last = min(stop, (block + 1) * per_block)
+            last = min(stop, (block + 1) * per_block, rows[i] + _MOVED_BYTES // row_bytes)
             while run < rows.size and rows[run] == rows[run - 1] + 1 and rows[run] < last:
                 run += 1
+            while page < min(num_pages, run * row_bytes // PAGE_BYTES):
+                count, crc = crc_pages(words, page, num_pages, crc)
+                page += count
             at = (block - shard * layout.blocks_per_shard) * layout.block_bytes
             at += (rows[i] - block * per_block) * row_bytes
             first, end = max(at, low), min(at + (run - i) * row_bytes, high)
@@ -242,6 +252,12 @@ def move_rows(packed, rows, pieces, layout, memory, to_pages):
             else:
                 copy_row(memory, place, packed, other, end - first)
             i = run
+    if not to_pages:
+        return crc
+    while page < num_pages:
+        count, crc = crc_pages(words, page, num_pages, crc)
+        page += count
+    return crc_rest(packed, num_pages * PAGE_BYTES, crc)
 
 
 class PlacedRows(NamedTuple):

@@ -1,6 +1,5 @@
 """What clients may ask for: bounds on the fields of their messages, in one place."""
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -140,13 +139,6 @@ def _check_edges(edges: SeedEdges) -> None:
 def most_rows(row_bytes: int) -> int:
     """Rows of so many bytes that a peer may ask for at once; 0: one is too long."""
     return min(MAX_ROW_IDS, MAX_ROW_BYTES // row_bytes)
-
-
-def rows_crc(rows: NDArray[np.uint8]) -> int:
-    """The crc32c of the bytes of rows, as `RowsGiven` has it; they are not copied."""
-    readable = rows.view()
-    readable.flags.writeable = False  # google_crc32c takes nothing that may be written
-    return int(google_crc32c.value(readable))
 
 
 def check_rows(wanted: RowsWanted, first: int, num_rows: int, row_bytes: int) -> NDArray[np.int64]:

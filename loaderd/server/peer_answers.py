@@ -20,6 +20,7 @@ from blockstore.format import PAGE_BYTES
 from blockstore.io.buffers import aligned_buffer
 from blockstore.io.reader import BlockReader
 from blockstore.io.threads import CallingThreads
+from blockstore.kernels.crc import crc_bytes, join_crcs
 from blockstore.kernels.reads import PAGES, PLACE, cut_tasks
 from blockstore.kernels.rowcache import plan_extents
 from blockstore.kernels.rows import move_rows, row_layout
@@ -27,7 +28,7 @@ from blockstore.part import split_arrays
 from blockstore.store import BlockedFile, Store
 from loaderd.api.errors import BadMessage, Refused
 from loaderd.api.protocol import ErrorReply, RowsGiven, RowsWanted
-from loaderd.api.requests import MAX_ROW_BYTES, MAX_ROW_IDS, check_rows, rows_crc
+from loaderd.api.requests import MAX_ROW_BYTES, MAX_ROW_IDS, check_rows
 from loaderd.server.sender import SendBuffers
 
 OUTSTANDING = 8  # requests of a peer; of more the oldest goes: whoever sent it has given it up
@@ -94,39 +95,46 @@ class _Served:
 
     def read(
         self, request: _Request, out: NDArray[np.uint8], transit: NDArray[np.uint8]
-    ) -> NDArray[np.uint8]:
-        """Rows of a request, one after the other, in a buffer.  Raises StoreError, OSError.
+    ) -> tuple[NDArray[np.uint8], int]:
+        """Rows of a request, one after the other, in a buffer; their crc32c.
 
         out, transit   buffers of the peer; of rows that lie between others the pages pass through
                        the second
+
+        Raises StoreError, OSError.
         """
         number, _, array = self.arrays[request.wanted.array]
-        geometry, rows = self.files[number].geometry, request.rows
-        layout = row_layout(geometry, array.row_bytes)
+        file, rows, size = self.files[number], request.rows, request.rows.size * array.row_bytes
+        geometry, layout = file.geometry, row_layout(file.geometry, array.row_bytes)
+        (low, first), (high, last) = (
+            divmod(int(r), geometry.rows_per_block) for r in rows[[0, -1]]
+        )
+        begin = low % geometry.blocks_per_shard * geometry.slot_bytes + first * array.row_bytes
+        end = high % geometry.blocks_per_shard * geometry.slot_bytes + (last + 1) * array.row_bytes
+        same = low // geometry.blocks_per_shard == high // geometry.blocks_per_shard
+        if same and rows[-1] - rows[0] == rows.size - 1 and end - begin == size:
+            # they follow each other on disk, too: they are sent where they are read
+            page, skip = divmod(begin, PAGE_BYTES)
+            pages = -(-end // PAGE_BYTES) - page
+            shard = low // geometry.blocks_per_shard
+            self._fetch(number, np.array([[shard, page, pages]]), out)
+            answer = out[skip : skip + size]
+            if skip or size % PAGE_BYTES:
+                return answer, int(crc_bytes(answer))
+            page += shard * geometry.pages_per_shard  # these were compared with the pages' own
+            return answer, int(join_crcs(file.crcs[page : page + pages]))
         runs = np.empty((rows.size, 5), np.int64)
         # no pages between the rows: these may be holes
         most_pages = transit.size // PAGE_BYTES
-        count = int(plan_extents(rows, 0, rows.size, layout, 0, most_pages, runs))
-        runs = runs[:count]
-        first, last = int(rows[0]), int(rows[-1])
-        per_block, size = geometry.rows_per_block, rows.size * array.row_bytes
-        gaps = geometry.slot_bytes != per_block * array.row_bytes
-        if (
-            count == 1
-            and last - first == rows.size - 1
-            and (not gaps or first // per_block == last // per_block)
-        ):  # they follow each other on disk: they are sent where they are read
-            self._fetch(number, runs, out)
-            begin = first % per_block * array.row_bytes + first // per_block * geometry.slot_bytes
-            return out[begin % PAGE_BYTES :][:size]
-        ends = np.empty(count + 1, np.int64)
-        ends = ends[: int(cut_tasks(runs, count, most_pages, ends)) + 1]
+        runs = runs[: plan_extents(rows, 0, rows.size, layout, 0, most_pages, runs)]
+        ends = np.empty(len(runs) + 1, np.int64)
+        ends = ends[: cut_tasks(runs, len(runs), most_pages, ends) + 1]
         for low, high in pairwise(ends.tolist()):
             pieces = self._fetch(number, runs[low:high], transit)
             start, stop = int(runs[low, 3]), int(runs[high - 1, 4])
             part = out[start * array.row_bytes : stop * array.row_bytes]
             move_rows(part, rows[start:stop], pieces, layout, transit, False)
-        return out[:size]
+        return out[:size], int(crc_bytes(out[:size]))
 
     def _fetch(
         self, number: int, runs: NDArray[np.int64], buffer: NDArray[np.uint8]
@@ -240,7 +248,7 @@ class PeerAnswers:
         """In the peer's thread."""
         wanted, buffer = request.wanted, peer.buffers.take()
         try:
-            rows = request.served.read(request, buffer, peer.transit)
+            rows, crc = request.served.read(request, buffer, peer.transit)
         except (StoreError, OSError) as error:
             peer.buffers.put(buffer)
             reply = ErrorReply(
@@ -250,9 +258,8 @@ class PeerAnswers:
             self._send(request.identity, reply, None)
             return
         given = RowsGiven(
-            request=wanted.request, array=wanted.array, count=request.rows.size,
-            crc32c=rows_crc(rows),
-        )  # fmt: skip
+            request=wanted.request, array=wanted.array, count=request.rows.size, crc32c=crc
+        )
         with self._lock:
             self._counts["peer_rows_given"] += request.rows.size
             self._counts["peer_bytes_given"] += rows.size

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from blockstore.closing import Closing
 from blockstore.errors import AbsentRows
+from blockstore.io.elsewhere import Take
 from blockstore.io.threads import ReadThreads, Task
 from blockstore.part import StorePart, split_arrays
 from blockstore.store import Store
 from loaderd.api.errors import BadMessage, DaemonError, NoDaemon, Refused, ShuttingDown
 from loaderd.api.peers import PeerAddresses, part_with_peers
 from loaderd.api.protocol import ErrorReply, RowsGiven, RowsWanted, decode_daemon
-from loaderd.api.requests import MAX_ROW_BYTES, most_rows, rows_crc
+from loaderd.api.requests import MAX_ROW_BYTES, most_rows
 from loaderd.api.tcp import TcpAddress
 from loaderd.server.curve import TcpConnection
 from loaderd.server.transport import Sockets
@@ -76,7 +77,7 @@ class PeerRows(Closing):
     def most_rows(self, path: str) -> int:
         return most_rows(self._arrays[path][1].row_bytes)
 
-    def ask(self, server: int, path: str, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def ask(self, server: int, path: str, rows: NDArray[np.int64], take: Take) -> None:
         """Raises AbsentRows: the peer does not come back in time, or refuses."""
         first, array = self._arrays[path]
         with self._lock:
@@ -91,7 +92,7 @@ class PeerRows(Closing):
         while True:
             address = addresses[attempt % len(addresses)]
             try:
-                found = self._once(address, wanted, rows.size * array.row_bytes)
+                self._once(address, wanted, rows.size * array.row_bytes, take)
             except (NoDaemon, ShuttingDown) as error:
                 waited = time.monotonic() - begun
                 if waited >= self._peers.wait_s or self._ending.is_set():
@@ -106,8 +107,8 @@ class PeerRows(Closing):
                 self._replica[server] = attempt
                 with self._lock:
                     self._counts["peer_rows_asked"] += rows.size
-                    self._counts["peer_bytes_asked"] += found.size
-                return found
+                    self._counts["peer_bytes_asked"] += rows.size * array.row_bytes
+                return
             attempt += 1
             with self._lock:
                 self._counts["peer_retries"] += 1
@@ -116,7 +117,7 @@ class PeerRows(Closing):
 
     # -- connections ------------------------------------------------------------------------------
 
-    def _once(self, address: TcpAddress, wanted: RowsWanted, size: int) -> NDArray[np.uint8]:
+    def _once(self, address: TcpAddress, wanted: RowsWanted, size: int, take: Take) -> None:
         """One attempt.  Raises NoDaemon, ShuttingDown: the next one may do; other DaemonErrors."""
         with self._lock:
             idle = self._idle.setdefault(address, [])
@@ -124,7 +125,7 @@ class PeerRows(Closing):
         connection = connection or self._sockets.connect(address)
         try:
             connection.send(wanted)
-            found = self._answer(connection, wanted, size)
+            self._answer(connection, wanted, size, take)
         except BaseException:
             connection.close()
             with self._lock:  # the others are as old
@@ -134,11 +135,8 @@ class PeerRows(Closing):
             raise
         with self._lock:
             self._idle[address].append(connection)
-        return found
 
-    def _answer(
-        self, connection: TcpConnection, wanted: RowsWanted, size: int
-    ) -> NDArray[np.uint8]:
+    def _answer(self, connection: TcpConnection, wanted: RowsWanted, size: int, take: Take) -> None:
         place, end = connection.address.place, time.monotonic() + ANSWER_S
         frames = None
         while frames is None:
@@ -158,10 +156,8 @@ class PeerRows(Closing):
                 f"{size} bytes of rows"
             )
         assert isinstance(message, RowsGiven)
-        rows = np.frombuffer(frames[1], np.uint8)
-        if rows_crc(rows) != message.crc32c:
+        if take(np.frombuffer(frames[1], np.uint8)) != message.crc32c:
             raise NoDaemon(f"{place}: rows with another crc32c than they were sent with")
-        return rows
 
     def _hang_up(self) -> None:
         for idle in self._idle.values():

@@ -3,6 +3,7 @@
 from itertools import pairwise
 from typing import NamedTuple
 
+import google_crc32c
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from blockstore import concurrency
 from blockstore.errors import AbsentRows, CorruptBlock
 from blockstore.format import PAGE_BYTES, BlockGeometry
 from blockstore.io.absent import split_pieces
+from blockstore.io.elsewhere import Take
 from blockstore.io.reader import BlockReader, make_transit
 from blockstore.io.threads import ReadThreads, Task
 from blockstore.kernels.rows import RowLayout, list_rows, move_rows
@@ -107,7 +109,8 @@ def test_rows_are_moved_as_one_moves_them_byte_by_byte(seed: int):
             memory[place] = packed[i * case.layout.row_bytes + at]
             other[i * case.layout.row_bytes + at] = case.memory[place]
     to, source = case.memory.copy(), packed.copy()
-    move_rows(source, rows, case.pieces, case.layout, to, True)
+    crc = move_rows(source, rows, case.pieces, case.layout, to, True)
+    assert crc == google_crc32c.value(source.tobytes())
     assert np.array_equal(to, memory)
     assert np.array_equal(source, packed)
     move_rows(source, rows, case.pieces, case.layout, case.memory, False)
@@ -168,14 +171,14 @@ class Others:
     def most_rows(self, path: str) -> int:
         return self._most
 
-    def ask(self, server: int, path: str, rows: np.ndarray) -> np.ndarray:
+    def ask(self, server: int, path: str, rows: np.ndarray, take: Take) -> None:
         assert 0 < rows.size <= self._most
         assert (np.diff(rows) > 0).all()
         assert server != 0
         self.asked += rows.tolist()
         found = self._rows[path][rows].view(np.uint8).reshape(-1).copy()
         found[0] ^= self.flip
-        return found
+        assert take(found) == google_crc32c.value(found.tobytes())
 
     def close(self) -> None:
         self._threads.close()

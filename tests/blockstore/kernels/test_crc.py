@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from numba import njit
 
 from blockstore.format import PAGE_BYTES
-from blockstore.kernels.crc import crc_word_by_table, find_bad_page, page_crcs
+from blockstore.kernels.crc import (
+    crc_bytes,
+    crc_word_by_table,
+    find_bad_page,
+    join_crcs,
+    page_crcs,
+)
 from blockstore.kernels.intrinsics import crc32_word, has_crc32
 
 
@@ -52,3 +58,16 @@ def test_a_flipped_bit_is_found_in_its_page(num_pages, place, bit):
     data[byte] ^= 1 << bit
     data[-1] ^= 255  # a second fault: the first one is told
     assert find_bad_page(data, num_pages, crcs) == byte // PAGE_BYTES
+
+
+@given(st.one_of(st.integers(0, 40), st.integers(0, 9 * PAGE_BYTES)), st.integers(0, 7))
+def test_the_crc32c_of_bytes_wherever_they_begin(size: int, start: int):
+    data = np.random.default_rng(size).integers(0, 256, start + size).astype(np.uint8)[start:]
+    assert crc_bytes(data) == google_crc32c.value(data.tobytes())
+
+
+@pytest.mark.parametrize("num_pages", [0, 1, 2, 7])
+def test_crcs_of_pages_give_that_of_all(num_pages: int):
+    data = np.random.default_rng(0).integers(0, 256, num_pages * PAGE_BYTES).astype(np.uint8)
+    crcs = np.array([google_crc32c.value(p.tobytes()) for p in np.split(data, num_pages or 1)])
+    assert join_crcs(crcs[:num_pages].astype(np.uint32)) == google_crc32c.value(data.tobytes())

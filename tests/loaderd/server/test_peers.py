@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
+import google_crc32c
 import numpy as np
 import pytest
 
 from blockstore.errors import AbsentRows
+from blockstore.kernels.crc import crc_bytes
 from blockstore.store import open_store, read_rows
 from loaderd.api.peers import PeerAddresses
 from loaderd.api.protocol import ErrorReply, RowsGiven, RowsWanted, decode_daemon, encode
@@ -78,6 +80,7 @@ def test_rows_are_those_of_the_store(parts: list[Path], served: str):
         given = decode_daemon(frames[0])
         assert isinstance(given, RowsGiven)
         assert (given.request, given.count) == (3, size)
+        assert given.crc32c == google_crc32c.value(bytes(frames[1]))
         assert np.array_equal(np.frombuffer(frames[1], np.float32).reshape(-1, WIDTH), rows[ids])
     peer.close()
 
@@ -153,6 +156,8 @@ def test_a_peer_whose_key_is_not_known(parts: list[Path], tmp_path: Path):
         array = next(iter(store.part.rows))
         with PeerRows(store, store.part, PeerAddresses({0: (place,)}, 5.0)) as rows:
             with pytest.raises(AbsentRows, match=f"server 0 at {address}: .* key is not let in"):
-                rows.ask(0, array, np.array([1]))
+                rows.ask(0, array, np.array([1]), crc_bytes)
             introduce(keys["here"], keys["there"])
-            assert rows.ask(0, array, np.array([1])).size == 4 * WIDTH
+            sizes: list[int] = []
+            rows.ask(0, array, np.array([1]), lambda r: (sizes.append(r.size), crc_bytes(r))[1])
+            assert sizes == [4 * WIDTH]
