@@ -3,6 +3,7 @@
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,14 +139,17 @@ def test_a_peer_that_stays_away_is_named_and_a_replica_goes_on(
         peers = PeerAddresses({1: tuple(map(parse_tcp, replicas))}, 0.5)
         with (
             serving(parts[1], tmp_path / "a", LEAST, peers=back, listen=alive),
-            serving(parts[0], tmp_path / "b", LEAST, peers=peers, listen=own) as (endpoint, _),
+            serving(parts[0], tmp_path / "b", AMPLE, peers=peers, listen=own) as (endpoint, _),
         ):
             if len(replicas) == 2:
                 assert epoch_digest(endpoint, dataset("hyperbatch")) == digests["hyperbatch"]
                 continue
             begun = time.monotonic()
-            with pytest.raises(BatchFailed, match=f"server 1 at {dead}: gave no rows"):
-                epoch_digest(endpoint, dataset("hyperbatch"))
+            with ThreadPoolExecutor(len(PLANS)) as pool:  # every trainer that waits
+                waiting = [pool.submit(epoch_digest, endpoint, dataset(plan)) for plan in PLANS]
+            for failed in waiting:
+                with pytest.raises(BatchFailed, match=f"server 1 at {dead}: gave no rows"):
+                    failed.result()
             assert time.monotonic() - begun < 10
 
 
