@@ -15,6 +15,7 @@ from loaderd.api.peers import PeerAddresses
 from loaderd.api.protocol import ErrorReply, RowsGiven, RowsWanted, decode_daemon, encode
 from loaderd.api.requests import MAX_ROW_IDS
 from loaderd.api.tcp import parse_tcp
+from loaderd.server import peer_answers
 from loaderd.server.peer_rows import PeerRows
 from loaderd.server.transport import Sockets
 from tests.graphs import make_csc
@@ -83,6 +84,30 @@ def test_rows_are_those_of_the_store(parts: list[Path], served: str):
         assert given.crc32c == google_crc32c.value(bytes(frames[1]))
         assert np.array_equal(np.frombuffer(frames[1], np.float32).reshape(-1, WIDTH), rows[ids])
     peer.close()
+
+
+def test_rows_that_arrive_with_another_crc32c_are_asked_for_again(
+    parts: list[Path], served: str, monkeypatch: pytest.MonkeyPatch
+):
+    store, whole = open_store(parts[1]), open_store(parts[0].parent.parent / "whole")
+    wrong, taken, ids = [1, 1], list[np.ndarray](), np.array([1, 3])
+
+    def crc(rows: np.ndarray) -> int:
+        return int(crc_bytes(rows)) ^ (wrong.pop() if wrong else 0)
+
+    def take(rows: np.ndarray) -> int:
+        taken.append(rows.view(np.float32).reshape(-1, WIDTH).copy())
+        return int(crc_bytes(rows))
+
+    monkeypatch.setattr(peer_answers, "crc_bytes", crc)
+    assert store.part is not None
+    peers = PeerAddresses({0: (parse_tcp(served),)}, 5.0)
+    with PeerRows(store, store.part, peers) as rows:
+        rows.ask(0, next(iter(store.part.rows)), ids, take)
+        assert rows.counters()["peer_retries"] == 2
+    assert len(taken) == 3
+    expected = read_rows(whole, whole.manifest.types[0].features["x"])
+    assert np.array_equal(taken[-1], expected[ids])
 
 
 @pytest.mark.parametrize(
