@@ -46,21 +46,21 @@ class ReadThreads:
 
 
 class CallingThreads:
-    """In place of `ReadThreads`: whoever asks for something does it.  Ends with `close`."""
+    """In place of `ReadThreads`: who asks for something does it, and `close`s at its own end."""
 
     count, refusal = 1, ""
 
     def __init__(self) -> None:
-        self._own, self._queues = threading.local(), list[QueueOwner]()
+        self._own = threading.local()
 
     def put(self, task: Task) -> None:
         """Do this at once, through the queue of this thread."""
         if not hasattr(self._own, "queue"):
             self._own.queue = QueueOwner()
-            self._queues.append(self._own.queue)
         task(self._own.queue.queue)
 
     def close(self) -> None:
-        """Give queues back; their threads read nothing any more."""
-        for queue in self._queues:
-            queue.close()
+        """Give back the queue of this thread."""
+        if hasattr(self._own, "queue"):
+            self._own.queue.close()
+            del self._own.queue

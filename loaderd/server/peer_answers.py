@@ -155,13 +155,14 @@ class _Peer:
         self,
         server: int,
         memory: NDArray[np.uint8],
+        threads: CallingThreads,
         answer: Callable[["_Peer", _Request], None],
     ) -> None:
         self._requests: deque[_Request] = deque(maxlen=OUTSTANDING)
         self._come: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: the end
         *answers, self.transit = np.split(memory, OUTSTANDING + 1)
         self.buffers = SendBuffers(answers)
-        self._answer = answer
+        self._threads, self._answer = threads, answer
         self.thread = threading.Thread(target=self._work, name=f"peer-{server}", daemon=True)
         self.thread.start()
 
@@ -173,9 +174,10 @@ class _Peer:
         self._come.put(False)
 
     def _work(self) -> None:
-        while self._come.get():
-            with contextlib.suppress(IndexError):  # a later one took its place
-                self._answer(self, self._requests.popleft())
+        with contextlib.closing(self._threads):
+            while self._come.get():
+                with contextlib.suppress(IndexError):  # a later one took its place
+                    self._answer(self, self._requests.popleft())
 
 
 class PeerAnswers:
@@ -199,9 +201,10 @@ class PeerAnswers:
             if any(p.server != server for p in parts)
         ]
         self._memory = aligned_buffer(len(servers) * _BUFFERS_BYTES)
+        shares = self._memory.reshape(len(servers), _BUFFERS_BYTES)
         self._peers = {
-            server: _Peer(server, self._memory[i * _BUFFERS_BYTES :][:_BUFFERS_BYTES], self._answer)
-            for i, server in enumerate(servers)
+            server: _Peer(server, memory, self._threads, self._answer)
+            for server, memory in zip(servers, shares, strict=True)
         }
 
     def close(self) -> None:
@@ -211,7 +214,6 @@ class PeerAnswers:
             peer.thread.join(_JOIN_S)
         for served in self._served.values():
             served.reader.close()
-        self._threads.close()
 
     def counters(self) -> dict[str, int]:
         with self._lock:
