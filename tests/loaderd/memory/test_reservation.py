@@ -30,8 +30,7 @@ class Reader:
 
     def __init__(self, num_files):
         self.fail = False
-        place = SimpleNamespace(locate=lambda block: (0, 4096 * block))
-        self.files = [SimpleNamespace(geometry=place, shards=["shard"])] * num_files
+        self.files = [SimpleNamespace(where=lambda block: f"shard+{4096 * block}")] * num_files
 
     def read(self, file, blocks, slots):
         if self.fail:

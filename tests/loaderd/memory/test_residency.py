@@ -19,8 +19,7 @@ class Reader:
         self.gate = threading.Event()
         self.begun = threading.Event()
         self.fail_next = False
-        place = SimpleNamespace(locate=lambda block: (0, 4096 * block))
-        self.files = [SimpleNamespace(geometry=place, shards=["shard"])]
+        self.files = [SimpleNamespace(where=lambda block: f"shard+{4096 * block}")]
 
     def read(self, file: int, blocks: Any, slots: Any) -> None:
         fail, self.fail_next = self.fail_next, False
