@@ -334,16 +334,17 @@ class DeriveStages:
         sums: NDArray[np.float32],
     ) -> None:
         """Columns are shared out among threads: each number has its sum made by one."""
-        kernel = partial(kernels.add_rows, self._op == "max")
         width = sums.shape[1]
+
+        def kernel(low: int, high: int) -> None:
+            greatest = self._op == "max"
+            kernels.add_rows(greatest, rows, first_row, origins, targets, low, high, sums, None)
+
         lines = -(-width // kernels.LINE_ITEMS)
         parts = max(1, min(run.threads, lines // 2))
         ends = [min(width, lines * i // parts * kernels.LINE_ITEMS) for i in range(parts + 1)]
-        others = [
-            run.pool.submit(kernel, rows, first_row, origins, targets, ends[i], ends[i + 1], sums)
-            for i in range(1, parts)
-        ]
-        kernel(rows, first_row, origins, targets, ends[0], ends[1], sums)
+        others = [run.pool.submit(kernel, ends[i], ends[i + 1]) for i in range(1, parts)]
+        kernel(ends[0], ends[1])
         for other in others:
             other.result()
 

@@ -172,14 +172,16 @@ def take_rows(rows, width, scale, places, out):
 
 
 @njit(nogil=True, cache=True)
-def add_rows(greatest, rows, first_row, origins, targets, low, high, sums):
+def add_rows(greatest, rows, first_row, origins, targets, low, high, sums, shares):
     """sums[target] += row of its origin, edge by edge, in columns [low, high).
 
     greatest   the greater number stays instead; NaN wins
-    rows       float32 (some, width)          those of nodes `first_row` and on
-    origins    uint32 or uint64 (edges,)      nodes whose rows are there
-    targets    uint32 or uint64 (>= edges,)   rows of `sums`
-    sums       float32 (nodes, width)         in and out, C-contiguous
+    rows       float32 or float64 (some, width)   those of nodes `first_row` and on
+    origins    uint32 or uint64 (edges,)          nodes whose rows are there
+    targets    uint32 or uint64 (>= edges,)       rows of `sums`
+    sums       as `rows` (nodes, width)           in and out, C-contiguous
+    shares     as `rows` (nodes,)                 times what a row of `sums` gets: None: 1; not with
+                                                  `greatest`
     """
     width, flat = sums.shape[1], sums.reshape(-1)
     for i in range(origins.size):
@@ -192,6 +194,10 @@ def add_rows(greatest, rows, first_row, origins, targets, low, high, sums):
         if greatest:
             for c in range(row.size):
                 into[c] = row[c] if (row[c] > into[c]) | (row[c] != row[c]) else into[c]
+        elif shares is not None:
+            share = shares[np.int64(targets[i])]
+            for c in range(row.size):
+                into[c] += share * row[c]
         else:
             for c in range(row.size):
                 into[c] += row[c]

@@ -137,15 +137,19 @@ def test_rows_are_added_edge_by_edge(edges, width: int, first: int, ids: Any, da
     before = rng.standard_normal((9, width)).astype(np.float32)
     origins = np.array([o + first for o, _ in edges], ids)
     targets = np.array([t for _, t in edges], ids)
-    summed, greatest = before.copy(), before.copy()
-    add_rows(False, rows, first, origins, targets, low, high, summed)
-    add_rows(True, rows, first, origins, targets, low, high, greatest)
-    expected, most = before.copy(), before.copy()
+    summed, greatest, shared = before.copy(), before.copy(), before.copy()
+    shares = rng.random(9, np.float32)
+    add_rows(False, rows, first, origins, targets, low, high, summed, None)
+    add_rows(False, rows, first, origins, targets, low, high, shared, shares)
+    add_rows(True, rows, first, origins, targets, low, high, greatest, None)
+    expected, most, parts = before.copy(), before.copy(), before.copy()
     for origin, target in edges:
+        parts[target, low:high] += shares[target] * rows[origin, low:high]
         expected[target, low:high] += rows[origin, low:high]
         most[target, low:high] = np.maximum(most[target, low:high], rows[origin, low:high])
     assert np.array_equal(summed, expected)
     assert np.array_equal(greatest, most)
+    assert np.array_equal(shared, parts)
     counts = np.zeros(9, np.uint32)
     count_ids(targets, 0, counts)
     assert counts.tolist() == np.bincount(targets.astype(np.int64), minlength=9).tolist()
@@ -155,5 +159,5 @@ def test_rows_are_added_edge_by_edge(edges, width: int, first: int, ids: Any, da
 def test_nan_is_the_greatest_of_all(order: list[int]):
     rows = np.array([[np.nan], [3]], np.float32)
     sums = np.full((1, 1), -np.inf, np.float32)
-    add_rows(True, rows, 0, np.array(order, np.uint32), np.zeros(2, np.uint32), 0, 1, sums)
+    add_rows(True, rows, 0, np.array(order, np.uint32), np.zeros(2, np.uint32), 0, 1, sums, None)
     assert np.isnan(sums[0, 0])
