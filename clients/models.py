@@ -115,6 +115,7 @@ class OrderedLayer(nn.Module):
     source_width: int  # numbers that a source gives to a part
     target_width: int  # numbers that a target gives to a part
     shared_width = 0  # of these, the first: the same that the node gives to a part as a source
+    adds = False  # the result is the mean of what sources give, and what the target gives
 
     @abstractmethod
     def sources(self, h: Tensor) -> Tensor:
@@ -149,6 +150,7 @@ class SageLayer(OrderedLayer):
         self.own = nn.Linear(num_in, num_out)
         self.aggregates_first = num_out >= num_in
         self.num_out, self.parts, self.source_width, self.target_width = num_out, num_out, 1, 1
+        self.adds = True
 
     def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
         """(sources, num_in), (targets, num_in) -> (targets, num_out)."""

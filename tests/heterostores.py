@@ -78,16 +78,37 @@ def random_hetero(
     return HeteroGraph(dict(num_nodes), found, dict(widths), labels, {seed_type: train})
 
 
+def with_reverses(graph: HeteroGraph) -> HeteroGraph:
+    """As `--undirected` has it: duplicates go, between two types there is a relation more."""
+    found: dict[EdgeType, tuple[Any, Any]] = {}
+
+    def add(relation: EdgeType, pairs: Any) -> None:  # (edges, 2): targets, sources
+        pairs = np.unique(pairs, axis=0)
+        counts = np.bincount(pairs[:, 0], minlength=graph.num_nodes[relation[2]])
+        found[relation] = np.concatenate([[0], np.cumsum(counts)]), pairs[:, 1]
+
+    for (src, name, dst), (indptr, indices) in graph.relations.items():
+        pairs = np.stack([np.repeat(np.arange(indptr.size - 1), np.diff(indptr)), indices], 1)
+        if src == dst:
+            add((src, name, dst), np.vstack([pairs, pairs[:, ::-1]]))
+        else:
+            add((src, name, dst), pairs)
+            add((dst, f"rev_{name}", src), pairs[:, ::-1])
+    return graph._replace(relations=found)
+
+
 def write_hetero_store(
     path: Path,
     graph: HeteroGraph,
     offsets: Mapping[str, Sequence[int]] | None = None,
     splits: Mapping[str, Mapping[str, Any]] | None = None,
+    undirected: bool = False,
 ) -> Manifest:
     """Blocks of 4 KiB, with edge ids.
 
-    offsets  of the partitions of each type, within it
-    splits   more than "train", by type
+    offsets     of the partitions of each type, within it
+    splits      more than "train", by type
+    undirected  the graph has all reverses, as `with_reverses` adds them
     """
     splits = splits or {}
     with appearing(path) as folder, StoreWriter(folder, block_bytes=4096) as writer:
@@ -99,7 +120,7 @@ def write_hetero_store(
         return writer.settle(
             Manifest(
                 format=FORMAT_VERSION, block_bytes=4096, id_dtype="uint32", types=tuple(types),
-                relations=tuple(relations),
+                relations=tuple(relations), undirected=undirected,
             )
         )  # fmt: skip
 

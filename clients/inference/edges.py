@@ -1,6 +1,6 @@
 """Edges of a relation by whole columns, and which nodes have any."""
 
-from collections.abc import Generator, Iterator, Mapping, Set
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from clients.inference.model import Relation
 from clients.inference.rows import SCAN_BYTES, STEP_ROWS
 from preprocess.files.ahead import read_ahead
 from preprocess.pipeline.progress import Progress
+from preprocess.sources.source import REVERSE
 from preprocess.stages.stored_columns import stored_columns
 
 _STEP_EDGES = 1 << 18
@@ -52,6 +53,10 @@ class Nodes(NamedTuple):
         """An index of rows of the nodes [first, stop) that gives those of these nodes."""
         return slice(None) if self.places is None else self.places[first:stop] >= 0
 
+    def how_many(self, first: int, stop: int) -> int:
+        found = self.among(first, stop)
+        return stop - first if self.places is None else int(np.count_nonzero(found))
+
     def rows(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Raises CorruptBlock: a node is none of these."""
         if self.places is None:
@@ -70,39 +75,70 @@ class Connected(NamedTuple):
 
     receives: Mapping[str, Nodes]  # by type: targets of edges of any relation
     gives: Mapping[Relation, Nodes]  # sources of edges, or more; all, if it is not known
-    symmetric: Set[Relation]  # each of their edges has a reverse: sources receive, too
+    reverses: Mapping[Relation, Relation]  # has a relation's edges by source; if the store has all
+    shares: Mapping[Relation, NDArray[Any]]  # of nodes that receive: 1 / edges in; if asked for
+
+    @property
+    def symmetric(self) -> set[Relation]:
+        """Each of their edges has a reverse: sources receive, too."""
+        return {r for r, reverse in self.reverses.items() if r == reverse}
 
     @property
     def num_bytes(self) -> int:
         """That all of them take in memory; what two relations share counts once."""
         held = [n.places for n in (*self.receives.values(), *self.gives.values())]
+        held += self.shares.values()
         return sum({id(p): p.nbytes for p in held if p is not None}.values())
 
 
-def find_connected(store: Store) -> Connected:
+def find_connected(store: Store, dtype: Any = None) -> Connected:
     """What is known without reading edges: block by block, how many each column has.
+
+    dtype   of `shares`; None: they are not wanted
 
     Raises CorruptBlock.
     """
     manifest = store.manifest
-    receives = {}
+    receives: dict[str, Nodes] = {}
+    shares: dict[Relation, NDArray[Any]] = {}
     for t in manifest.types:
-        found = np.zeros(t.num_nodes, np.bool_)
-        for relation in manifest.relations:
-            if relation.dst == t.name:
-                _mark_targets(store, relation, t, found)
-        receives[t.name] = Nodes.of(found)
+        into = [r for r in manifest.relations if r.dst == t.name]
+        found, degrees = np.zeros(t.num_nodes, np.bool_), {}
+        for relation in into:
+            counts = _count_edges(store, relation, t)
+            found |= counts > 0
+            if dtype is not None:
+                degrees[_name(relation)] = counts
+        nodes = receives[t.name] = Nodes.of(found)
+        for r, counts in degrees.items():
+            shares[r] = 1 / np.maximum(counts[nodes.among(0, t.num_nodes)], 1).astype(dtype)
     sizes = {t.name: t.num_nodes for t in manifest.types}
-    relations = [(r.src, r.name, r.dst) for r in manifest.relations]
-    symmetric = {r for r in relations if manifest.undirected and r[0] == r[2]}
-    gives = {r: receives[r[0]] if r in symmetric else Nodes(sizes[r[0]]) for r in relations}
-    return Connected(receives, gives, symmetric)
+    relations = [_name(r) for r in manifest.relations]
+    reverses = {r: _reverse_of(r, relations) for r in relations} if manifest.undirected else {}
+    gives = {r: receives[r[0]] if reverses.get(r) == r else Nodes(sizes[r[0]]) for r in relations}
+    return Connected(receives, gives, reverses, shares)
 
 
-def _mark_targets(
-    store: Store, relation: StoredRelation, t: NodeType, out: NDArray[np.bool_]
-) -> None:
-    """out[v] = True for nodes with edges in.  Only the pages are read in which degrees stand."""
+def _name(relation: StoredRelation) -> Relation:
+    return relation.src, relation.name, relation.dst
+
+
+def _reverse_of(relation: Relation, relations: Collection[Relation]) -> Relation:
+    """The relation with the same edges, reversed, of a store that was ingested with --undirected.
+
+    One between two types has one of its own, "rev_" before its name; of a type with itself the
+    edges are in the relation already.
+    """
+    src, name, dst = relation
+    if src == dst:
+        return relation
+    added = dst, REVERSE + name, src
+    return added if added in relations else (dst, name.removeprefix(REVERSE), src)
+
+
+def _count_edges(store: Store, relation: StoredRelation, t: NodeType) -> NDArray[np.uint32]:
+    """Edges into each node.  Only the pages are read in which degrees stand."""
+    out = np.zeros(t.num_nodes, np.uint32)
     file = store.graph(relation)
     first_node = store.first_node(relation).astype(np.int64) - t.first
     buffer = aligned_buffer(file.geometry.slot_bytes)
@@ -118,9 +154,10 @@ def _mark_targets(
             read_verified(opened.fd(path), head, at, crcs, str(path))
             header = BlockHeader.unpack(head[: BLOCK_HEADER.size].tobytes(), f"{path}+{at}")
             offsets = head[BLOCK_HEADER.size :].view(np.uint32)[: high - low + 1]
-            out[low:high] |= offsets[1:] > offsets[:-1]
-            if header.last_degree:  # its edges may all be in further blocks
-                out[high - 1] = True
+            out[low:high] = offsets[1:] - offsets[:-1]
+            if high > low:  # its edges may go on in further blocks
+                out[high - 1] = header.last_degree
+    return out
 
 
 def find_sources(
@@ -149,13 +186,13 @@ def whole_columns(
 ) -> Generator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """(degrees, sources): all columns of a relation in order, some at a time, each of them whole.
 
-    `sources` count from the first node of their type.  Read and unpacked by another thread; valid
-    until the next step.  Raises CorruptBlock.
+    `sources` count from the first node of their type.  None have columns of two steps of STEP_ROWS.
+    Read and unpacked by another thread; valid until the next one.  Raises CorruptBlock.
     """
     dst = next(t for t in store.manifest.types if t.name == relation.dst)
     first, last = source.first, source.first + source.num_nodes - 1
     done = 0  # columns that were given
-    degrees, sources = np.empty(0, np.int64), np.empty(0, np.int64)
+    degrees, sources = np.empty(0, np.int64), np.empty(0, np.uint32)
     with closing(read_ahead(stored_columns(store, relation, SCAN_BYTES))) as pieces:
         for head, more, edges in pieces:
             goes_on = int(head[1]) > 0
@@ -168,27 +205,33 @@ def whole_columns(
                     f"{store.path / relation.path}: sources {edges.min()} to {edges.max()}, "
                     f"expected {first} to {last}; ingest again"
                 )
-            sources = np.concatenate([sources, edges.astype(np.int64) - first])
+            sources = np.concatenate([sources, edges])
             whole = max(0, degrees.size - 1)  # the last may go on
             at = 0
-            for low, high, count in _spans(degrees[:whole]):
-                yield degrees[low:high], sources[at : at + count]
+            for low, high, count in _spans(degrees[:whole], done):
+                yield degrees[low:high], _from(first, sources[at : at + count])
                 at += count
             done += whole
             degrees, sources = degrees[whole:].copy(), sources[at:].copy()
     missing = np.zeros(dst.num_nodes - done - degrees.size, np.int64)
     at, degrees = 0, np.concatenate([degrees, missing])
-    for low, high, count in _spans(degrees):
-        yield degrees[low:high], sources[at : at + count]
+    for low, high, count in _spans(degrees, done):
+        yield degrees[low:high], _from(first, sources[at : at + count])
         at += count
 
 
-def _spans(degrees: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-    """(first, stop, edges) of some columns at a time."""
+def _from(first: int, ids: NDArray[Any]) -> NDArray[np.int64]:
+    found = ids.astype(np.int64)
+    found -= first
+    return found
+
+
+def _spans(degrees: NDArray[np.int64], first: int) -> Iterator[tuple[int, int, int]]:
+    """(first, stop, edges) of some columns at a time; `first`: number of the first one."""
     ends, low = np.cumsum(degrees), 0
     while low < degrees.size:
         before = int(ends[low - 1]) if low else 0
         high = int(np.searchsorted(ends, before + _STEP_EDGES, "right"))
-        high = min(max(high, low + 1), low + STEP_ROWS, degrees.size)
+        high = min(max(high, low + 1), low + STEP_ROWS - (first + low) % STEP_ROWS, degrees.size)
         yield low, high, int(ends[high - 1]) - before
         low = high

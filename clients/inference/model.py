@@ -36,6 +36,11 @@ class ModelSteps(NamedTuple):
     dtype: torch.dtype
 
     @property
+    def adds(self) -> bool:
+        """Whether all layers add up what nodes give, so that it may come from anywhere first."""
+        return all(layer.adds for step in self.steps for layer in step.layers.values())
+
+    @property
     def numpy_dtype(self) -> np.dtype[Any]:
         return torch.empty(0, dtype=self.dtype).numpy().dtype
 

@@ -1,6 +1,6 @@
 """How much of a layer is in memory at a time; no file is read."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from blockstore.errors import BudgetTooSmall
@@ -15,6 +15,7 @@ _TORCH_BYTES = 224 << 20  # the interpreter, torch and other libraries
 _READ_COPIES = 8  # of a scan: read, changed, ahead of use
 _STEP_COPIES = 3  # of what a step of rows computes
 _EDGE_BYTES = 64 << 20  # ids, shares and sums of the edges of a step
+_PUSHED_BYTES = 32 << 20  # ids of the edges of a step
 _TABLE_SHARE = 1024  # bytes of a store for each byte of its checksums
 _ORDER_BYTES = 16  # of a node: where its row of the result goes
 _MIN_SHARE = 16 << 20  # to put the result in that order
@@ -29,7 +30,9 @@ class Slice(NamedTuple):
 
 class LayerPlan(NamedTuple):
     slices: tuple[Slice, ...]  # computed one after another; each reads the graph once
-    kept: frozenset[Relation]  # what sources give of slice 0 is in memory from when it is computed
+    # What nodes give to slice 0 is in memory from when it is computed; that to others passes files.
+    # Of a layer that is pushed these are all relations, or none: rows are read again then.
+    kept: frozenset[Relation]
 
     def spilled(self, relation: Relation) -> tuple[Slice, ...]:
         """What sources give of these passes through a file."""
@@ -45,9 +48,9 @@ def plan_inference(
     steps: ModelSteps, manifest: Manifest, mem_bytes: int, connected: Connected
 ) -> InferencePlan:
     """Share out --mem.  Raises BudgetTooSmall with the minimum that would do."""
-    fixed = _fixed_bytes(steps, manifest)
+    fixed = _fixed_bytes(steps, manifest, connected)
     order = _ORDER_BYTES * steps.output_type.num_nodes
-    one_part = max(max(_part_bytes(step, steps, connected).values()) for step in steps.steps)
+    one_part = max(max(_part_bytes(step, steps, connected)) for step in steps.steps)
     least = fixed + max(connected.num_bytes + one_part, order + _MIN_SHARE)
     if mem_bytes < least:
         raise BudgetTooSmall(
@@ -56,41 +59,67 @@ def plan_inference(
             least,
         )
     share = mem_bytes - fixed
-    layers = tuple(
-        _plan_layer(
-            step, _part_bytes(step, steps, connected), share - connected.num_bytes, manifest
-        )
-        for step in steps.steps
-    )
-    return InferencePlan(layers, share - order)
+    layers = [
+        _plan_layer(number, steps, manifest, share - connected.num_bytes, connected)
+        for number in range(len(steps.steps))
+    ]
+    return InferencePlan(tuple(layers), share - order)
 
 
-def _part_bytes(step: Step, steps: ModelSteps, connected: Connected) -> dict[Relation, int]:
-    """Of what all sources of a relation give to one part of the result."""
-    return {
-        relation: connected.gives[relation].num_rows * layer.source_width * steps.dtype.itemsize
-        for relation, layer in step.layers.items()
-    }
+def _part_bytes(step: Step, steps: ModelSteps, connected: Connected) -> list[int]:
+    """Of what may be in memory of one part of the result, one or some at a time.
+
+    What all sources of a relation give; or all sums, which are there together.
+    """
+    size = steps.dtype.itemsize
+    if connected.shares:
+        into = {r[2] for r in step.layers}
+        return [sum(connected.receives[name].num_rows for name in into) * size]
+    return [connected.gives[r].num_rows * a.source_width * size for r, a in step.layers.items()]
 
 
 def _plan_layer(
-    step: Step, part_bytes: Mapping[Relation, int], share: int, manifest: Manifest
+    number: int, steps: ModelSteps, manifest: Manifest, share: int, connected: Connected
 ) -> LayerPlan:
+    step = steps.steps[number]
+    part_bytes = _part_bytes(step, steps, connected)
     parts = next(iter(step.layers.values())).parts
-    if parts * sum(part_bytes.values()) <= share:
+    if parts * sum(part_bytes) <= share:
         return LayerPlan((Slice(0, parts),), frozenset(step.layers))
-    joined_first = next(r for t in manifest.types for r in step.layers if r[2] == t.name)
-    part = max(1, *part_bytes.values())
-    most = share // part  # parts of a slice
+    part, writer = max(1, *part_bytes), _writer_bytes(manifest)
+    fewest = _cut(0, parts, -(-parts // (share // part)))
+    if not connected.shares:
+        joined_first = next(r for t in manifest.types for r in step.layers if r[2] == t.name)
+        slices = _cut_kept(parts, part, share, lambda count: 2 * count * len(step.layers) * writer)
+        return LayerPlan(slices or fewest, frozenset([joined_first] if slices else []))
+    into = {r[2] for r in step.layers}
+    arrays = [connected.receives[name].num_rows for name in (*into, *(r[0] for r in step.layers))]
+    slices = _cut_kept(parts, part, share, lambda count: (count - 1) * len(arrays) * writer)
+    # what is read in addition to rows and graph, once each
+    rows, graph = _rows_bytes(number, steps, manifest), _graph_bytes(manifest)
+    passing = sum(arrays) * steps.dtype.itemsize * (parts - slices[0].stop) if slices else 0
+    again = (len(fewest) - 1) * (rows + graph)
+    if slices and passing + (len(slices) - 1) * graph <= again:
+        return LayerPlan(slices, frozenset(step.layers))
+    return LayerPlan(fewest, frozenset())
+
+
+def _cut_kept(
+    parts: int, part_bytes: int, share: int, buffers: Callable[[int], int]
+) -> tuple[Slice, ...]:
+    """Slices, the first of which stays in memory while others are written; (): no room.
+
+    buffers   bytes of those that so many slices are written through
+
+    One slice more than the fewest is worth it: what stays need not go to the disk and back.
+    """
+    most = share // part_bytes
     fewest = -(-parts // most)
-    # one slice more is worth it: to keep the first saves its way to the disk and back
     for count in (fewest, fewest + 1):
-        buffers = 2 * count * len(step.layers) * _writer_bytes(manifest)
-        first = min((share - buffers) // part, parts - count + 1)
+        first = min((share - buffers(count)) // part_bytes, parts - count + 1)
         if first > 0 and parts - first <= (count - 1) * most:
-            slices = Slice(0, first), *_cut(first, parts, count - 1)
-            return LayerPlan(slices, frozenset([joined_first]))
-    return LayerPlan(_cut(0, parts, fewest), frozenset())
+            return Slice(0, first), *_cut(first, parts, count - 1)
+    return ()
 
 
 def _cut(first: int, stop: int, count: int) -> tuple[Slice, ...]:
@@ -99,22 +128,38 @@ def _cut(first: int, stop: int, count: int) -> tuple[Slice, ...]:
     return tuple(Slice(at, min(at + each, stop)) for at in range(first, stop, max(1, each)))
 
 
+def _rows_bytes(number: int, steps: ModelSteps, manifest: Manifest) -> int:
+    """Rows of all types as a layer finds them."""
+    if number == 0:
+        features = [t.features["x"] for t in manifest.types if steps.widths[t.name]]
+        return sum(array.num_rows * array.row_bytes for array in features)
+    width = next(iter(steps.steps[number - 1].layers.values())).num_out
+    return manifest.num_nodes * width * steps.dtype.itemsize
+
+
+def _graph_bytes(manifest: Manifest) -> int:
+    return sum(r.num_blocks for r in manifest.relations) * manifest.block_bytes
+
+
 def _writer_bytes(manifest: Manifest) -> int:
     return 2 * max(BUFFER_BYTES, manifest.block_bytes)
 
 
-def _fixed_bytes(steps: ModelSteps, manifest: Manifest) -> int:
+def _fixed_bytes(steps: ModelSteps, manifest: Manifest, connected: Connected) -> int:
     """What is in memory whatever is computed: in the pass over rows, or in that over edges."""
-    scan = _READ_COPIES * max(SCAN_BYTES, manifest.block_bytes)
+    scan, writer = _READ_COPIES * max(SCAN_BYTES, manifest.block_bytes), _writer_bytes(manifest)
     most = 0
     for step in steps.steps:
-        # of arrays that are written while what sources give is in memory; otherwise that is free
-        buffers = _writer_bytes(manifest) * (len(step.layers) + 1)
         given = sum(a.parts * (a.source_width + a.target_width) for a in step.layers.values())
         rows = STEP_ROWS * (given + max(steps.widths.values())) * steps.dtype.itemsize
-        of_rows = _STEP_COPIES * rows + buffers + 2 * scan  # also those of nodes without edges
-        most = max(most, of_rows, _EDGE_BYTES + _writer_bytes(manifest) + 3 * scan)
-    graphs = sum(r.num_blocks for r in manifest.relations) * manifest.block_bytes
+        of_rows = _STEP_COPIES * rows + 2 * scan  # also those of nodes without edges
+        if connected.shares:  # both at once: edges out of a type, and rows or what they give
+            out = max(sum(r[0] == t.name for r in step.layers) for t in manifest.types)
+            most = max(most, of_rows + writer + _PUSHED_BYTES + (2 * out - 2) * scan)
+        else:
+            # of arrays that are written while what sources give is in memory; otherwise it is free
+            buffers = writer * (len(step.layers) + 1)
+            most = max(most, of_rows + buffers, _EDGE_BYTES + writer + 3 * scan)
     widths = sum(t.num_nodes * steps.widths[t.name] for t in manifest.types)
-    tables = (graphs + widths * steps.dtype.itemsize) // _TABLE_SHARE
+    tables = (_graph_bytes(manifest) + widths * steps.dtype.itemsize) // _TABLE_SHARE
     return _TORCH_BYTES + most + tables

@@ -16,6 +16,8 @@ from blockstore.units import format_bytes
 from blockstore.writer import StoreWriter
 from clients.inference.edges import find_connected, find_sources
 from clients.inference.layer import Inputs, LayerStage, num_bytes
+from clients.inference.layer_pull import PulledLayer
+from clients.inference.layer_push import PushedLayer
 from clients.inference.model import ModelSteps, steps_of
 from clients.inference.plan import BUFFER_BYTES, InferencePlan, plan_inference
 from clients.inference.results import InferenceRun, Result, find_result
@@ -25,7 +27,8 @@ from preprocess.pipeline.result import Ran, StageResult
 from preprocess.pipeline.stage import Cost, RunPlan, Stage, resumable
 from preprocess.pipeline.work import STORE, sign
 
-_PIPELINE = 2  # goes up when stages or their files change: nothing older is taken over
+_MUCH = 1.1  # times rows and graph, above which it is said that a layer reads more
+_PIPELINE = 3  # goes up when stages or their files change: nothing older is taken over
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,9 @@ def layerwise(
     shown = Progress() if progress is None else progress
     with shown.recorded("nodes with edges") as took:
         inputs, plan = _plan(opened, steps, mem_bytes, shown)
-    stages = _stages(inputs, plan, result)
+    layers = _layers(inputs, plan)
+    stages = _stages(inputs, layers, result)
+    _tell(inputs, layers, shown)
     facts = {
         "inference": _PIPELINE, "store": opened.manifest.fingerprint, "model": _digest(model),
         "slices": [[some.stop for some in p.slices] for p in plan.layers],
@@ -105,7 +110,8 @@ def _plan(
     If what sources give does not fit, edges are read to see which nodes these are, unless a target
     takes its own part from what it gives as a source: then all targets are among them.
     """
-    inputs = Inputs(store, steps, find_connected(store))
+    pushed = steps.adds and store.manifest.undirected
+    inputs = Inputs(store, steps, find_connected(store, steps.numpy_dtype if pushed else None))
     plan = plan_inference(steps, store.manifest, mem_bytes, inputs.connected)
     unknown = {r for layer in _layers(inputs, plan) for r in layer.without_room}
     unknown -= inputs.connected.symmetric
@@ -125,16 +131,33 @@ def _plan(
 
 
 def _layers(inputs: Inputs, plan: InferencePlan) -> list[LayerStage]:
-    layers, rows = [], inputs.first_rows()
+    layers: list[LayerStage] = []
+    kind, rows = PushedLayer if inputs.connected.shares else PulledLayer, inputs.first_rows()
     for number, of_layer in enumerate(plan.layers):
-        layers.append(LayerStage(inputs, number, of_layer, rows))
+        layers.append(kind(inputs, number, of_layer, rows))
         rows = layers[-1].after
     return layers
 
 
-def _stages(inputs: Inputs, plan: InferencePlan, result: Result) -> list[Stage[InferenceRun]]:
+def _tell(inputs: Inputs, layers: list[LayerStage], progress: Progress) -> None:
+    """A line for each layer that will read much more than its rows and graph once each."""
+    for number, layer in enumerate(layers, 1):
+        cost, slices = layer.cost, layer.num_slices
+        if cost.read <= _MUCH * layer.least_bytes:
+            continue
+        less = ["a larger --mem"] if slices > 1 else []
+        if inputs.steps.adds and not inputs.store.manifest.undirected:
+            less.append("a store that is ingested with --undirected")
+        progress.line(
+            f"layer {number} of {len(layers)} will read {format_bytes(cost.read)}, "
+            f"{cost.read / layer.least_bytes:.2f} times its rows and graph: "
+            f"{format_bytes(cost.passing)} pass through files, and the graph is read {slices} times"
+            + (f"; {', or '.join(less)}, takes less" if less else "")
+        )
+
+
+def _stages(inputs: Inputs, layers: list[LayerStage], result: Result) -> list[Stage[InferenceRun]]:
     """A layer each, then the result."""
-    layers = _layers(inputs, plan)
     name, leave = inputs.steps.output_type.name, inputs.steps.leave
     last, passing = layers[-1].after[name], num_bytes(result.array)
 

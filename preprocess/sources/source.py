@@ -14,7 +14,7 @@ from preprocess.kernels.edges import first_outside
 from preprocess.pipeline.progress import Progress
 
 NODE, RELATION = "node", "to"  # of a graph whose layout names no types
-_REVERSE = "rev_"  # before the name of a relation that is added
+REVERSE = "rev_"  # before the name of a relation that is added
 
 EdgePieces = Iterator[tuple[NDArray[Any], NDArray[Any]]]  # sources and targets
 Ends = tuple[str, str, str]  # source type, relation, target type
@@ -190,7 +190,7 @@ class Source:
         whole = copy(self)
         whole._edges, whole._arrays = dict(self._edges), dict(self._arrays)
         for (src, name, dst), edges in self._edges.items():
-            added = dst, _REVERSE + name, src
+            added = dst, REVERSE + name, src
             if src == dst:
                 continue
             if added in self._edges:

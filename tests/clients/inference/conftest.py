@@ -58,3 +58,15 @@ def lonely(tmp_path_factory):
     made = _make(folder, pairs, 20_000, 64, undirected=True, order="random")
     made.edges = np.unique(np.hstack([pairs, pairs[::-1]]), axis=1)
     return made
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    """A graph with all reverses, loops and a wide column, in which each node has an edge."""
+    rng = np.random.default_rng(5)
+    pairs = np.stack([np.arange(4000), rng.integers(0, 4000, 4000)])
+    hub = np.stack([np.full(3000, 7), rng.integers(0, 4000, 3000)])
+    pairs = np.hstack([pairs, rng.integers(0, 4000, (2, 12_000)), hub, np.arange(5) * [[1], [1]]])
+    made = _make(tmp_path_factory.mktemp("full"), pairs, 4000, 24, undirected=True, order="random")
+    made.edges = np.unique(np.hstack([pairs, pairs[::-1]]), axis=1)
+    return made

@@ -101,10 +101,13 @@ def store(graph: Any, tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("tight")
-@pytest.mark.parametrize(("kind", "suffix"), [("sage", "npy"), ("gat", "parquet")])
-def test_a_kill_in_each_stage_changes_no_byte(request, tmp_path, kind, suffix):
+@pytest.mark.parametrize(
+    ("kind", "suffix", "name"),
+    [("sage", "npy", "sparse"), ("sage", "npy", "full"), ("gat", "parquet", "graph")],
+)
+def test_a_kill_in_each_stage_changes_no_byte(request, tmp_path, kind, suffix, name):
     """Killed at each of some moments and run again, which is killed later; then it may end."""
-    graph = request.getfixturevalue("sparse" if kind == "sage" else "graph")
+    graph = request.getfixturevalue(name)
     model = make_model(kind, num_hidden=32)
     whole, out = tmp_path / f"whole.{suffix}", tmp_path / f"y.{suffix}"
     mem = least(model, graph.store, whole) + (100 << 10 if kind == "sage" else 1 << 20)
