@@ -1,9 +1,11 @@
 """A model of epochs: bytes and seconds from degrees, sizes and rates (docs/scale.md).
 
-python -m tools.model calibrate FOLDER               rates of the disk of FOLDER, and of kernels
-python -m tools.model predict STORE --mem 1G 2G      every plan that the store can be read by
-python -m tools.model check STORE:1G,2G ... --rates FILE      predicted and counted, in turn
-python -m tools.model paper --rates FILE             graphs that we have no disk for
+python -m tools.model calibrate FOLDER --out FILE            rates of its disk, and of kernels
+python -m tools.model predict STORE --mem 1G 2G --machines 1     plans that the store can be read by
+python -m tools.model check STORE:1G,2G --plans PLAN --fanouts 10 10 --bytes-only    and counted
+python -m tools.model paper --rates FILE                     graphs that we have no disk for
+
+`python -m tools.model COMMAND --help` has all options.
 """
 
 import os
@@ -126,8 +128,11 @@ def main(words: Sequence[str]) -> None:
         "check": (CheckOptions, _check), "paper": (PaperOptions, _paper),
     }  # fmt: skip
     name = words[0] if words else ""
+    if name in ("", "-h", "--help"):
+        print(__doc__)
+        return
     if name not in commands:
-        raise SystemExit(__doc__ if name in ("", "-h", "--help") else f"{name!r}: no such command")
+        raise SystemExit(f"{name!r}: expected one of {', '.join(commands)}")
     options, work = commands[name]
     work(parse(options, words[1:], f"python -m tools.model {name}"))  # type: ignore[operator]
 
