@@ -133,6 +133,8 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/models.py",
         "clients/train.py",
         "clients/inference/layer.py",
+        "clients/inference/layer_pull.py",
+        "clients/inference/layer_push.py",
         "clients/inference/model.py",
         "clients/inference/run.py",
         "preprocess/files/torchfile.py",
