@@ -47,7 +47,7 @@ def served(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ranks():
-    with pool(2) as opened:
+    with pool(4) as opened:
         yield opened
 
 
@@ -245,16 +245,22 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights_and_tables(
     assert tables_of(given) == tables
 
 
-def test_after_a_rank_was_killed_all_go_on_to_the_same_weights_and_tables(served, ranks, tmp_path):
+@pytest.mark.parametrize("world", [2, 4])
+def test_after_a_rank_was_killed_all_go_on_to_the_same_weights_and_tables(
+    served, ranks, tmp_path, world
+):
     given = settings(served, tmp_path, timeout=20.0)
     saved = given | {"checkpoint": str(tmp_path / "saved"), "save_every": 1}
-    whole = ranks.run(trained, given, world=2)
+    whole = ranks.run(trained, given, world=world)
     tables = tables_of(given)
-    with pool(2) as others:
-        ((done, text),) = others.outcomes([0], trained_until_killed, saved, 1, 1, world=2)
-        assert not done
-        assert re.search(r"RankLost: rank 0: rank 1 \(process \d+\) has ended", text)
-    after = ranks.run(trained, saved, world=2)
+    left = [rank for rank in range(world) if rank != 1]
+    with pool(world) as others:
+        for rank, (done, text) in zip(
+            left, others.outcomes(left, trained_until_killed, saved, 1, 1, world=world), strict=True
+        ):
+            assert not done
+            assert re.search(rf"RankLost: rank {rank}: rank 1 \(process \d+\) has ended", text)
+    after = ranks.run(trained, saved, world=world)
     for (seen, weights), (rest, found) in zip(whole, after, strict=True):
         assert len(rest) == len(seen) // 2
         assert (seen[len(seen) - len(rest) :], found) == (rest, weights)
