@@ -90,10 +90,29 @@ def test_runs_are_done_each_once(jobs):
 
 
 def test_noise_is_added_to_the_features_alone(small_graph, tmp_path):
-    noisy = tasks.noisy_source(tasks.CompareOptions(small_graph, noise=2.0), tmp_path)
+    noisy = tasks.changed_source(tasks.CompareOptions(small_graph, noise=2.0), tmp_path)
     clean, spoilt = (np.load(f / "node_feat.npy") for f in (small_graph, noisy))
     assert (spoilt - clean).std() == pytest.approx(2 * clean.std(), rel=0.05)
     assert (noisy / "edge_index.npy").resolve() == small_graph / "edge_index.npy"
+
+
+def test_features_are_narrowed_to_what_they_have_most_of(small_graph, tmp_path):
+    x = np.load(small_graph / "node_feat.npy")
+    (made := tmp_path / "sparse").mkdir()
+    indptr = np.arange(x.shape[0] + 1) * x.shape[1]
+    columns = np.tile(np.arange(x.shape[1]), x.shape[0])
+    for name, array in (("data", x.ravel()), ("indices", columns), ("indptr", indptr)):
+        np.save(made / f"node_feat_{name}.npy", array)
+    (made / "node_feat_csr.json").write_text(json.dumps({"shape": x.shape}))
+    for number, folder in enumerate((small_graph, made)):
+        (work := tmp_path / str(number)).mkdir()
+        source = tasks.changed_source(tasks.CompareOptions(folder, width=6), work)
+        found = np.load(source / "node_feat.npy")
+        assert found.shape == (x.shape[0], 6)
+        # of all matrices of this rank it is closest to the features
+        values = np.linalg.svd(x, compute_uv=False)
+        shares = np.sort((found.astype(np.float64) ** 2).sum(axis=0))[::-1]
+        np.testing.assert_allclose(shares / shares[0], values[:6] ** 2 / values[0] ** 2, rtol=1e-3)
 
 
 def test_accuracy_of_a_daemon_and_of_a_loader_in_memory(graph, tmp_path, monkeypatch, capsys):

@@ -171,7 +171,7 @@ class Case(NamedTuple):
     ways: Callable[[CompareOptions], list[Way]]
     defaults: Mapping[str, Any] = MappingProxyType({})
     # the folder that is ingested
-    source: Callable[[CompareOptions, Path], Path] = tasks.noisy_source
+    source: Callable[[CompareOptions, Path], Path] = tasks.changed_source
     best: bool = False  # the epoch that is best on valid counts, not the mean of the last fifth
 
 
@@ -296,7 +296,8 @@ CASES = {
         "large batches, with shared draws and of partitions with historical embeddings, against "
         "minibatches",
         tasks.LargeTask, large_ways,
-        {"epochs": 20, "num_neighbors": (10, 10, 10), "mem": "1G"},
+        {"epochs": 30, "num_neighbors": (10, 10, 10), "mem": "1G", "hidden": 64,
+         "learning_rate": 0.005, "cosine": True},
     ),
     "labor": Case(
         "batches by LABOR against those by neighbor sampling",

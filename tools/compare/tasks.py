@@ -3,6 +3,7 @@
 Each task is made once a process, of the options and of a daemon with its store.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,9 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.linalg import svds
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import Data, HeteroData
@@ -45,6 +49,7 @@ class CompareOptions:
     threads: Annotated[int, "of torch in each run"] = 1
     mem: Annotated[str, byte_size, "of a daemon"] = "512M"
     undirected: Annotated[bool, "add reverse edges at ingest"] = False
+    width: Annotated[int, "leading singular vectors of the features to keep; 0: all of them"] = 0
     noise: Annotated[float, "added to dense features, in their standard deviations"] = 0.0
     epochs: int = 10
     steps: Annotated[int, "batches of a run, divided among its epochs; 0: whole epochs"] = 0
@@ -94,18 +99,37 @@ def fill_absent(data: Any) -> Any:
     return data
 
 
-def noisy_source(options: CompareOptions, work: Path) -> Path:
-    """The folder, or one of links whose features have Gaussian noise."""
-    if not options.noise:
+def changed_source(options: CompareOptions, work: Path) -> Path:
+    """The folder, or one of links with features that are narrower, have Gaussian noise, or both."""
+    if not options.noise and not options.width:
         return Path(options.folder)
-    (made := work / "noisy").mkdir()
+    (made := work / "changed").mkdir()
     for path in options.folder.resolve().iterdir():
-        (made / path.name).symlink_to(path)
-    x = np.load(made / "node_feat.npy")
+        if not path.name.startswith("node_feat"):
+            (made / path.name).symlink_to(path)
+    x = _narrowed(options.folder, options.width)
     draws = np.random.default_rng(0).standard_normal(x.shape, np.float32)
-    (made / "node_feat.npy").unlink()
     np.save(made / "node_feat.npy", (x + options.noise * x.std() * draws).astype(np.float32))
     return made
+
+
+def _narrowed(folder: Path, width: int) -> NDArray[np.float32]:
+    """Features, dense or CSR, on their leading singular vectors, with standard deviation 1.
+
+    width  how many of these; 0: the dense features as they are
+    """
+    dense = folder / "node_feat.npy"
+    if not width:
+        return np.load(dense)
+    if dense.is_file():
+        x: Any = np.load(dense).astype(np.float64)
+    else:
+        shape = json.loads((folder / "node_feat_csr.json").read_text())["shape"]
+        parts = (np.load(folder / f"node_feat_{n}.npy") for n in ("data", "indices", "indptr"))
+        x = csr_array(tuple(parts), shape).astype(np.float64)
+    _, _, vectors = svds(x, width, random_state=0)
+    found = x @ vectors.T
+    return (found / found.std()).astype(np.float32)
 
 
 def train_edges(options: CompareOptions, work: Path) -> Path:
