@@ -297,7 +297,7 @@ CASES = {
         "minibatches",
         tasks.LargeTask, large_ways,
         {"epochs": 30, "num_neighbors": (10, 10, 10), "mem": "1G", "hidden": 64,
-         "learning_rate": 0.005, "cosine": True},
+         "learning_rate": 0.005},
     ),
     "labor": Case(
         "batches by LABOR against those by neighbor sampling",
