@@ -120,7 +120,8 @@ def _narrowed(folder: Path, width: int) -> NDArray[np.float32]:
     """
     dense = folder / "node_feat.npy"
     if not width:
-        return np.load(dense)
+        whole: NDArray[np.float32] = np.load(dense)
+        return whole
     if dense.is_file():
         x: Any = np.load(dense).astype(np.float64)
     else:
@@ -129,7 +130,8 @@ def _narrowed(folder: Path, width: int) -> NDArray[np.float32]:
         x = csr_array(tuple(parts), shape).astype(np.float64)
     _, _, vectors = svds(x, width, random_state=0)
     found = x @ vectors.T
-    return (found / found.std()).astype(np.float32)
+    narrow: NDArray[np.float32] = (found / found.std()).astype(np.float32)
+    return narrow
 
 
 def train_edges(options: CompareOptions, work: Path) -> Path:
