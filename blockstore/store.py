@@ -348,7 +348,7 @@ def _read_pages(
         return
     page = first // PAGE_BYTES
     wanted = np.arange(page, page + buffer.size // PAGE_BYTES)
-    with file.pages.hold(file.path, wanted, file.crcs, passing=False, early=False):
+    with file.pages.hold(file.path, wanted, file.crcs, early=False):
         try:
             read()
         except CorruptBlock:  # a crash has torn a page, or the disk has changed it

@@ -59,14 +59,13 @@ class PageSource(Elsewhere, Protocol):
         """Whether pages may be held by who waits for a buffer."""
 
     def hold(
-        self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any], passing: bool, early: bool
+        self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any], early: bool
     ) -> AbstractContextManager[None]:
         """Inside, these pages of an array are in its files, and stay there.
 
-        pages     int64   numbers of pages, counted through all shards as `crcs` counts them
-        crcs      uint32  of all pages of the array
-        passing   they come in an order in which each page comes once: an epoch's, or ascending
-        early     the thread may wait inside for one that holds pages; only where there is room
+        pages   int64   numbers of pages, counted through all shards as `crcs` counts them
+        crcs    uint32  of all pages of the array
+        early   the thread may wait inside for one that holds pages; only where there is room
 
         Raises StoreError: they do not come.
         """

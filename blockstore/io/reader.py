@@ -265,7 +265,7 @@ class BlockReader(Closing):
         number, data = asked.file, self._data
         pieces = pieces_of(asked.runs[low:high], asked.places[low:high])
         check = self.files[number].check
-        with self._held(number, pieces, passing=not asked.are_blocks):
+        with self._held(number, pieces):
             if asked.are_blocks and isinstance(check, GraphCheck):
                 self._read(number, pieces, data, queue, verify=False)
                 for piece in pieces:
@@ -380,14 +380,14 @@ class BlockReader(Closing):
     # -- reads ------------------------------------------------------------------------------------
 
     def _held(
-        self, number: int, runs: NDArray[np.int64], passing: bool = True, early: bool = False
+        self, number: int, runs: NDArray[np.int64], early: bool = False
     ) -> AbstractContextManager[None]:
         """Inside, runs of pages of a file are on this disk that come from object storage."""
         file = self.files[number]
         if file.pages is None:
             return nullcontext()
         pages = page_numbers(file.geometry.pages_per_shard, runs)
-        return file.pages.hold(file.path, pages, file.crcs, passing=passing, early=early)
+        return file.pages.hold(file.path, pages, file.crcs, early)
 
     def _read(
         self,

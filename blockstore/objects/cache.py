@@ -11,7 +11,6 @@ found when it is read, and fetched again.  Design and arithmetic: docs/derivatio
 
 import ctypes
 import os
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from blockstore.io.threads import ReadThreads, Task
 from blockstore.kernels.crc import find_bad_page
 from blockstore.lock import lock_folder
 from blockstore.objects.bucket import Bucket
+from blockstore.objects.intervals import UseIntervals
 from blockstore.units import format_bytes
 
 IN_FLIGHT = 64  # requests for ranges, of one store
@@ -37,10 +37,11 @@ _MOST_RANGE, _LEAST_RANGE = 1 << 20, 64 << 10  # bytes of one request, at most
 _MOST_BYTES, _MEM_PART = IN_FLIGHT * _MOST_RANGE, 8  # on their way; a part of --mem, if less
 _MOST_GAP = 16  # pages between two that are wanted, which are fetched with them
 _LONGEST_RUN = 1024  # pages that readers ask for at once, but for blocks that are longer
-_WINDOW = 4096  # pages that the hand of the clock looks at together
+_GROUP = 16  # pages whose uses are counted together, and that leave together
+_WINDOW = 1 << 20  # groups among which those are looked for that leave: time and memory
+_LISTED = 64  # part of the cache of which it is known what leaves next
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
-# of a page: in its file; used since the hand of the clock passed; on its way; last used in passing
-_HERE, _USED, _COMING, _PASSING = 1, 2, 4, 8
+_HERE, _COMING = 1, 2  # of a page: in its file; on its way
 
 
 def object_bytes(mem_bytes: int) -> int:
@@ -156,12 +157,13 @@ class CachedPages(Closing):
             self.num_pages += geometry.num_pages
             run = min(_LONGEST_RUN, geometry.num_pages)
             self.largest = max(self.largest, run, geometry.pages_per_block)
-        self._state = np.zeros(self.num_pages, np.uint8)
-        self._pins = np.zeros(self.num_pages, np.uint8)  # by threads, which are fewer than 256
-        self.memory_bytes = 2 * self.num_pages + flight_bytes
+        groups = -(-self.num_pages // _GROUP)
+        self._state = np.zeros(groups * _GROUP, np.uint8)
+        self._pins = np.zeros(groups * _GROUP, np.uint8)  # by threads, which are fewer than 256
+        self._uses = UseIntervals(groups)
+        self.memory_bytes = self._uses.memory_bytes + 2 * self._state.size + flight_bytes
+        self._leaving, self._listed_at = np.zeros(0, np.int64), np.zeros(0, np.uint32)
         self._hand = 0
-        self._cold = 0  # pages that the clock would give up: here, neither used again nor passing
-        self._passed = OrderedDict[int, int]()  # runs [first, stop), the last used last
         self.closed = False
         self._counts = dict.fromkeys(("object_pages_evicted", "object_pages_torn"), 0)
         self._fds: dict[str, list[int]] = {}
@@ -174,7 +176,6 @@ class CachedPages(Closing):
                     self._fds[path].append(fd)
                     self._look(fd, self._first[path] + i * geometry.pages_per_shard, geometry, i)
             self.present = int(np.count_nonzero(self._state))  # pages in files, or on their way
-            self._cold = self.present
             cache.add(self, metadata_bytes)
         except BaseException:
             self._close_files()
@@ -216,7 +217,7 @@ class CachedPages(Closing):
 
     @contextmanager
     def hold(
-        self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any], passing: bool, early: bool
+        self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any], early: bool
     ) -> Iterator[None]:
         """As `PageSource` says.  Raises ObjectError, OutOfSpace: the cache's disk is full."""
         asked = np.unique(pages) + self._first[path]
@@ -231,9 +232,7 @@ class CachedPages(Closing):
                 wanted = self._with_gaps(asked, limit)
             cache.held += wanted.size
             self._pins[wanted] += 1
-            here = asked[self._state[asked] & _HERE != 0]
-            self._cold -= int(np.count_nonzero(self._state[here] == _HERE))
-            self._state[here] = _HERE | (_PASSING if passing else _USED)
+            self._uses.use(np.unique(wanted // _GROUP))
         try:
             while not self._bring(wanted, crcs):
                 pass
@@ -242,8 +241,6 @@ class CachedPages(Closing):
             with changed:
                 cache.held -= wanted.size
                 self._pins[wanted] -= 1
-                if passing:
-                    self._pass(wanted)
                 changed.notify_all()
 
     def bring_again(self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any]) -> None:
@@ -310,7 +307,6 @@ class CachedPages(Closing):
         finally:
             with self._cache.changed:
                 self._state[run.first : run.stop] = _HERE if good else 0
-                self._cold += (run.stop - run.first) * good
                 self.present -= 0 if good else run.stop - run.first
                 self._cache.changed.notify_all()
 
@@ -351,78 +347,46 @@ class CachedPages(Closing):
             first, stop = -(-low // PAGE_BYTES), min(at, size) // PAGE_BYTES
             self._state[base + first : base + max(first, stop)] = _HERE
 
-    def _pass(self, pages: NDArray[np.int64]) -> None:
-        """Pages were used in passing; under `changed`."""
-        pages = pages[self._state[pages] & _HERE != 0]
-        self._cold -= int(np.count_nonzero(self._state[pages] == _HERE))
-        self._state[pages] = _HERE | _PASSING
-        for first, stop in _adjacent(pages):
-            self._passed[first] = max(stop, self._passed.pop(first, 0))  # none is forgotten
-
     def evict(self, count: int) -> int:
-        """Make holes of up to so many pages that nobody holds; how many it were.
+        """Make holes of so many pages that nobody holds, and of whole groups; how many it were.
 
-        Of blocks that are read when they are wanted those leave that were not used again since the
-        hand of the clock passed (second chance).  Pages that pass come again when all others have
-        passed: the next use of the one used last is the farthest, and it leaves first.  For each of
-        these the hand goes on by a page, so that blocks that nobody wants any more leave, too.
-        Under the cache's `changed`.
+        Those leave whose next use is expected last.  They are listed for a part of the cache at a
+        time; one that was used since then stays.  Under the cache's `changed`.
         """
         freed = 0
         while freed < count:
-            found = self._cold_pages(count - freed)
-            if not found.size:
-                found = self._passed_pages(count - freed)
-            if not found.size and not self._age(self.num_pages):
-                break
-            self._cold -= int(np.count_nonzero(self._state[found] == _HERE))
-            self._age(found.size)
-            self._punch(found)
-            freed += found.size
+            if not self._leaving.size:
+                self._leaving = self._list(max(count - freed, self._cache.limit // _LISTED))
+                self._listed_at = self._uses.last_use(self._leaving)
+                if not self._leaving.size:
+                    break
+            some = -(-(count - freed) // _GROUP)
+            groups, at = self._leaving[:some], self._listed_at[:some]
+            self._leaving, self._listed_at = self._leaving[some:], self._listed_at[some:]
+            groups = np.sort(groups[self._uses.last_use(groups) == at])
+            pages = (groups[:, np.newaxis] * _GROUP + np.arange(_GROUP)).reshape(-1)
+            pages = pages[(self._state[pages] == _HERE) & (self._pins[pages] == 0)]
+            self._punch(pages)
+            freed += pages.size
         self.present -= freed
         self._counts["object_pages_evicted"] += freed
         return freed
 
-    def _cold_pages(self, count: int) -> NDArray[np.int64]:
-        """Some that the clock gives up, from its hand on; none where all of them are held."""
-        for _ in range(-(-self.num_pages // _WINDOW) + 1 if self._cold else 0):
-            low = self._hand
-            high = min(low + _WINDOW, self.num_pages)
-            cold = (self._state[low:high] == _HERE) & (self._pins[low:high] == 0)
-            if (found := np.flatnonzero(cold)[:count] + low).size:
-                return found
-            self._age(high - low)
+    def _list(self, count: int) -> NDArray[np.int64]:
+        """Groups that may leave, with so many pages: those first that are expected last."""
+        groups = self._state.size // _GROUP
+        for _ in range(-(-groups // _WINDOW)):
+            low, high = self._hand, min(self._hand + _WINDOW, groups)
+            self._hand = high % groups
+            pages = slice(low * _GROUP, high * _GROUP)
+            free = (self._state[pages] == _HERE) & (self._pins[pages] == 0)
+            num_free = free.reshape(-1, _GROUP).sum(1)
+            found = np.flatnonzero(num_free)
+            if found.size:
+                found = self._uses.farthest(found + low)
+                enough = np.searchsorted(np.cumsum(num_free[found - low]), count)
+                return found[: int(enough) + 1]
         return np.zeros(0, np.int64)
-
-    def _age(self, count: int) -> bool:
-        """The hand goes on by so many pages, none of which is used any more; whether one was."""
-        aged = False
-        while count > 0:
-            low = self._hand
-            high = min(low + count, self.num_pages)
-            state = self._state[low:high]
-            used = (state == _HERE | _USED) & (self._pins[low:high] == 0)
-            aged |= bool(used.any())
-            self._cold += int(np.count_nonzero(used))
-            state[used] = _HERE
-            self._hand, count = high % self.num_pages, count - (high - low)
-        return aged
-
-    def _passed_pages(self, count: int) -> NDArray[np.int64]:
-        """Those used in passing that nobody holds, the last used first."""
-        found, kept = [np.zeros(0, np.int64)], list[tuple[int, int]]()
-        while count and self._passed:
-            low, stop = self._passed.popitem()
-            here = (self._state[low:stop] == _HERE | _PASSING) & (self._pins[low:stop] == 0)
-            pages = np.flatnonzero(here)[-count:] + low
-            found.append(pages)
-            count -= pages.size
-            self._state[pages] = 0  # not twice
-            if (self._state[low:stop] == _HERE | _PASSING).any():
-                kept.append((low, stop))
-        for low, stop in reversed(kept):
-            self._passed[low] = stop
-        return np.sort(np.concatenate(found))
 
     def _punch(self, pages: NDArray[np.int64]) -> None:
         self._state[pages] = 0
