@@ -4,9 +4,9 @@ A reader asks its files where their pages are.  Tasks that may wait for others r
 their own, so that the threads that read the disk never wait.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,13 @@ class RemoteRows(Elsewhere, Protocol):
         """Have `take` copy rows of an array, ascending.  Raises StoreError: they do not come."""
 
 
+class Arrived(NamedTuple):
+    """Adjacent pages of an array that have just come, are verified, and still are in memory."""
+
+    first: int  # number of the first, counted through all shards
+    body: NDArray[np.uint8]
+
+
 class PageSource(Elsewhere, Protocol):
     """Where pages of a store's files come from, which are kept in these files."""
 
@@ -60,8 +67,11 @@ class PageSource(Elsewhere, Protocol):
 
     def hold(
         self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any], early: bool
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractContextManager[Sequence[Arrived]]:
         """Inside, these pages of an array are in its files, and stay there.
+
+        Of those that had to be fetched some need not be read from the files: they are yielded,
+        ascending.
 
         pages   int64   numbers of pages, counted through all shards as `crcs` counts them
         crcs    uint32  of all pages of the array

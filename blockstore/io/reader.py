@@ -15,7 +15,7 @@ from blockstore.closing import Closing
 from blockstore.format import PAGE_BYTES
 from blockstore.io.absent import bring, split_pieces, tasks_away
 from blockstore.io.disks import Disks
-from blockstore.io.elsewhere import Elsewhere, RemoteRows
+from blockstore.io.elsewhere import Arrived, Elsewhere, RemoteRows
 from blockstore.io.files import open_to_read, probe_direct
 from blockstore.io.places import Place, bytes_of, page_numbers, pieces_of, places_of
 from blockstore.io.reading import Reading, Request
@@ -265,13 +265,14 @@ class BlockReader(Closing):
         number, data = asked.file, self._data
         pieces = pieces_of(asked.runs[low:high], asked.places[low:high])
         check = self.files[number].check
-        with self._held(number, pieces):
+        with self._held(number, pieces) as arrived:
+            left = self._place_arrived(number, pieces, data, arrived)
             if asked.are_blocks and isinstance(check, GraphCheck):
-                self._read(number, pieces, data, queue, verify=False)
+                self._read(number, left, data, queue, verify=False)
                 for piece in pieces:
                     self._verify_block(number, check, piece)
             else:
-                self._read(number, pieces, data, queue, rows=asked.rows)
+                self._read(number, left, data, queue, rows=asked.rows)
                 self._check_blocks(number, pieces, data)
         if asked.are_blocks:
             with self._lock:
@@ -281,15 +282,16 @@ class BlockReader(Closing):
         runs, pages = asked.runs[low:high], self.files[asked.file].pages
         # what comes from afar is on its way also while others have the buffers
         early = pages is not None and pages.roomy and asked.parts is None
-        ahead = self._held(asked.file, runs, early=True) if early else nullcontext()
-        with ahead, asked.transit.buffer() as buffer:
+        ahead = self._held(asked.file, runs, early=True) if early else nullcontext(())
+        with ahead as arrived, asked.transit.buffer() as buffer:
             ends = np.cumsum(runs[:, PAGES]) * PAGE_BYTES
             pieces = pieces_of(runs, ends - runs[:, PAGES] * PAGE_BYTES)
             if asked.parts is not None:
                 self._read_parts(asked.file, asked.parts, low, pieces, buffer, queue)
             else:
-                with nullcontext() if early else self._held(asked.file, runs):
-                    self._read(asked.file, pieces, buffer, queue, rows=asked.rows)
+                with nullcontext(arrived) if early else self._held(asked.file, runs) as came:
+                    left = self._place_arrived(asked.file, pieces, buffer, came)
+                    self._read(asked.file, left, buffer, queue, rows=asked.rows)
                     self._check_blocks(asked.file, pieces, buffer)
             asked.consume(low, high, buffer[: int(ends[-1])])
 
@@ -381,13 +383,37 @@ class BlockReader(Closing):
 
     def _held(
         self, number: int, runs: NDArray[np.int64], early: bool = False
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractContextManager[Sequence[Arrived]]:
         """Inside, runs of pages of a file are on this disk that come from object storage."""
         file = self.files[number]
         if file.pages is None:
-            return nullcontext()
+            return nullcontext(())
         pages = page_numbers(file.geometry.pages_per_shard, runs)
         return file.pages.hold(file.path, pages, file.crcs, early)
+
+    def _place_arrived(
+        self,
+        number: int,
+        pieces: NDArray[np.int64],
+        memory: NDArray[np.uint8],
+        arrived: Sequence[Arrived],
+    ) -> NDArray[np.int64]:
+        """Copy pieces of a file that have just come and still are in memory; those that did not."""
+        if not arrived:
+            return pieces
+        firsts, left = np.array([one.first for one in arrived]), []
+        numbers = pieces[:, SHARD] * self.files[number].geometry.pages_per_shard + pieces[:, PAGE]
+        for i, page in enumerate(numbers):
+            out = bytes_of(pieces[i], memory)
+            while out.size and (k := int(np.searchsorted(firsts, page, "right")) - 1) >= 0:
+                some = arrived[k].body[int(page - firsts[k]) * PAGE_BYTES :][: out.size]
+                if not some.size:
+                    break
+                out[: some.size] = some
+                out, page = out[some.size :], page + some.size // PAGE_BYTES
+            if out.size:
+                left.append(i)
+        return pieces[left]
 
     def _read(
         self,

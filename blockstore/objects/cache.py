@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from blockstore import concurrency
 from blockstore.closing import Closing
 from blockstore.errors import OutOfSpace, StoreBusy, StoreError
 from blockstore.format import PAGE_BYTES, BlockGeometry
+from blockstore.io.elsewhere import Arrived
 from blockstore.io.files import write_exact
 from blockstore.io.threads import ReadThreads, Task
 from blockstore.kernels.crc import find_bad_page
@@ -39,9 +40,12 @@ _MOST_GAP = 16  # pages between two that are wanted, which are fetched with them
 _LONGEST_RUN = 1024  # pages that readers ask for at once, but for blocks that are longer
 _GROUP = 16  # pages whose uses are counted together, and that leave together
 _WINDOW = 1 << 20  # groups among which those are looked for that leave: time and memory
+_HELD_PART = 16  # of the cache, that may be held at once
 _LISTED = 64  # part of the cache of which it is known what leaves next
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _HERE, _COMING = 1, 2  # of a page: in its file; on its way
+_KEPT_PART = 4  # of the bytes on their way, for those that came and are not copied yet
+_FoundT = TypeVar("_FoundT")
 
 
 def object_bytes(mem_bytes: int) -> int:
@@ -122,6 +126,16 @@ class PageCache(Closing):
         """Pages that a thread may hold at once, of any store."""
         return max(member.largest for member in self._members)
 
+    def most_held(self, early: bool) -> int:
+        """Pages that all threads may hold together, if another one holds some.
+
+        There is room for them: so room can be made for what is missing of them.  They cannot leave,
+        so few are held beside those that stay for later.  Who holds early may wait for the buffer
+        of one that has yet to hold: room for it is left.
+        """
+        held = max(self.limit // _HELD_PART, self.largest)
+        return held if early else min(self.limit, held + self.largest)
+
     def make_room(self, pages: int) -> None:
         """For so many pages that are to come; under `changed`, when they are held."""
         excess = sum(member.present for member in self._members) + pages - self.limit
@@ -161,7 +175,9 @@ class CachedPages(Closing):
         self._state = np.zeros(groups * _GROUP, np.uint8)
         self._pins = np.zeros(groups * _GROUP, np.uint8)  # by threads, which are fewer than 256
         self._uses = UseIntervals(groups)
-        self.memory_bytes = self._uses.memory_bytes + 2 * self._state.size + flight_bytes
+        self._spare = flight_bytes // _KEPT_PART
+        states = self._uses.memory_bytes + 2 * self._state.size
+        self.memory_bytes = states + flight_bytes + self._spare
         self._leaving, self._listed_at = np.zeros(0, np.int64), np.zeros(0, np.uint32)
         self._hand = 0
         self.closed = False
@@ -218,14 +234,12 @@ class CachedPages(Closing):
     @contextmanager
     def hold(
         self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any], early: bool
-    ) -> Iterator[None]:
+    ) -> Iterator[Sequence[Arrived]]:
         """As `PageSource` says.  Raises ObjectError, OutOfSpace: the cache's disk is full."""
         asked = np.unique(pages) + self._first[path]
         changed, cache = self._cache.changed, self._cache
         with changed:
-            # What all hold together has room: so room can be made for what is missing of it.  Who
-            # holds early may wait for the buffer of one that has yet to hold: room for it is left.
-            limit = cache.limit - early * cache.largest
+            limit = cache.most_held(early)
             wanted = self._with_gaps(asked, limit)
             while cache.held and cache.held + wanted.size > limit:
                 changed.wait()
@@ -233,12 +247,15 @@ class CachedPages(Closing):
             cache.held += wanted.size
             self._pins[wanted] += 1
             self._uses.use(np.unique(wanted // _GROUP))
+        arrived = list[Arrived]()
         try:
-            while not self._bring(wanted, crcs):
+            while not self._bring(wanted, crcs, arrived):
                 pass
-            yield
+            yield arrived
         finally:
             with changed:
+                self._spare += sum(one.body.size for one in arrived)
+                arrived.clear()
                 cache.held -= wanted.size
                 self._pins[wanted] -= 1
                 changed.notify_all()
@@ -248,12 +265,13 @@ class CachedPages(Closing):
         with self._cache.changed:
             self._counts["object_pages_torn"] += pages.size
         runs = self._runs(pages + self._first[path], self._range)
-        self._wait([self._pool.submit(self._fetch, run, crcs) for run in runs])
+        _results([self._pool.submit(self._fetch, run, crcs) for run in runs])
 
-    def _bring(self, wanted: NDArray[np.int64], crcs: NDArray[Any]) -> bool:
+    def _bring(self, wanted: NDArray[np.int64], crcs: NDArray[Any], arrived: list[Arrived]) -> bool:
         """Fetch what is missing of pages that are pinned; whether all are there then.
 
-        What others fetch is waited for; it is missing again if they fail.
+        What others fetch is waited for; it is missing again if they fail.  What is fetched here is
+        added to `arrived`, as far as there is memory.
         """
         with self._cache.changed:
             missing = wanted[self._state[wanted] & (_HERE | _COMING) == 0]
@@ -261,7 +279,8 @@ class CachedPages(Closing):
             self._state[missing] = _COMING
             self.present += missing.size
         runs = self._runs(missing, self._range)
-        self._wait([self._pool.submit(self._arrive, run, crcs) for run in runs])
+        found = _results([self._pool.submit(self._arrive, run, crcs) for run in runs])
+        arrived += [one for one in found if one is not None]
         with self._cache.changed:
             self._cache.changed.wait_for(lambda: not (self._state[wanted] & _COMING).any())
             return bool((self._state[wanted] & _HERE).all())
@@ -298,19 +317,25 @@ class CachedPages(Closing):
                 yield _Run(shard, fd, page * PAGE_BYTES, low - first, low, end)
                 low = end
 
-    def _arrive(self, run: _Run, crcs: NDArray[Any]) -> None:
-        """In a thread of the pool: pages that are on their way come, or are missing again."""
+    def _arrive(self, run: _Run, crcs: NDArray[Any]) -> Arrived | None:
+        """In a thread of the pool: pages that are on their way come, or are missing again.
+
+        They are returned if there is memory for them until their reader has copied them.
+        """
         good = False
         try:
-            self._fetch(run, crcs)
+            body = self._fetch(run, crcs)
             good = True
         finally:
             with self._cache.changed:
                 self._state[run.first : run.stop] = _HERE if good else 0
                 self.present -= 0 if good else run.stop - run.first
+                keep = good and body.size <= self._spare
+                self._spare -= body.size if keep else 0
                 self._cache.changed.notify_all()
+        return Arrived(run.number, body) if keep else None
 
-    def _fetch(self, run: _Run, crcs: NDArray[Any]) -> None:
+    def _fetch(self, run: _Run, crcs: NDArray[Any]) -> NDArray[np.uint8]:
         count, shard, start = run.stop - run.first, run.shard, run.offset
         expected = crcs[run.number : run.number + count]
 
@@ -322,15 +347,7 @@ class CachedPages(Closing):
         end = start + count * PAGE_BYTES
         body = self._bucket.read(shard.name, start, end, shard.etag, check)
         write_exact(run.fd, body, start, str(shard.file))
-
-    @staticmethod
-    def _wait(asked: Sequence["Future[None]"]) -> None:
-        """Until none is on its way.  Raises the first error met."""
-        errors = [error for one in asked if (error := one.exception()) is not None]
-        for error in errors:
-            if isinstance(error, OutOfSpace):
-                raise OutOfSpace(f"{error}, or give less --cache-size")
-            raise error
+        return np.frombuffer(body, np.uint8)
 
     # -- files ------------------------------------------------------------------------------------
 
@@ -401,6 +418,16 @@ class CachedPages(Closing):
             for fd in fds:
                 os.close(fd)
         self._fds = {}
+
+
+def _results(asked: Sequence["Future[_FoundT]"]) -> list[_FoundT]:
+    """After none is on its way.  Raises the first error met."""
+    errors = [error for one in asked if (error := one.exception()) is not None]
+    for error in errors:
+        if isinstance(error, OutOfSpace):
+            raise OutOfSpace(f"{error}, or give less --cache-size")
+        raise error
+    return [one.result() for one in asked]
 
 
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate

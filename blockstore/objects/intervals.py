@@ -53,8 +53,12 @@ class UseIntervals:
         longer = np.cumsum(self._counts[::-1])[::-1]
         uses = np.cumsum((self._counts * self._middle)[::-1])[::-1]
         expected = (uses + 2 * (self._middle + 1)) / (longer + 1)
-        return groups[np.argsort(ages - expected[self._bins(ages)], kind="stable")]
+        expected_at: NDArray[np.float64] = expected[self._bins(ages)]
+        found: NDArray[np.int64] = groups[np.argsort(ages - expected_at, kind="stable")]
+        return found
 
     @staticmethod
     def _bins(intervals: NDArray[np.uint32]) -> NDArray[np.int64]:
-        return np.minimum(_BINS - 1, np.log2(intervals + 1.0) * _PER_OCTAVE).astype(np.int64)
+        bins = np.minimum(_BINS - 1, np.log2(intervals + 1.0) * _PER_OCTAVE)
+        found: NDArray[np.int64] = bins.astype(np.int64)
+        return found
