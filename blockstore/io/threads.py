@@ -1,6 +1,5 @@
 """Threads that read, each through a queue of its own."""
 
-import threading
 from collections.abc import Callable
 
 from blockstore import concurrency
@@ -51,7 +50,7 @@ class CallingThreads:
     count, refusal = 1, ""
 
     def __init__(self) -> None:
-        self._own = threading.local()
+        self._own = concurrency.local()
 
     def put(self, task: Task) -> None:
         """Do this at once, through the queue of this thread."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,6 @@ _LISTED = 64  # part of the cache of which it is known what leaves next
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _HERE, _COMING = 1, 2  # of a page: in its file; on its way
 _KEPT_PART = 4  # of the bytes on their way, for those that came and are not copied yet
-_FoundT = TypeVar("_FoundT")
 
 
 def object_bytes(mem_bytes: int) -> int:
@@ -240,10 +239,10 @@ class CachedPages(Closing):
         changed, cache = self._cache.changed, self._cache
         with changed:
             limit = cache.most_held(early)
-            wanted = self._with_gaps(asked, limit)
+            wanted = self._with_gaps(asked, cache.largest)
             while cache.held and cache.held + wanted.size > limit:
                 changed.wait()
-                wanted = self._with_gaps(asked, limit)
+                wanted = self._with_gaps(asked, cache.largest)
             cache.held += wanted.size
             self._pins[wanted] += 1
             self._uses.use(np.unique(wanted // _GROUP))
@@ -251,7 +250,7 @@ class CachedPages(Closing):
         try:
             while not self._bring(wanted, crcs, arrived):
                 pass
-            yield arrived
+            yield sorted(arrived, key=lambda one: one.first)
         finally:
             with changed:
                 self._spare += sum(one.body.size for one in arrived)
@@ -265,7 +264,7 @@ class CachedPages(Closing):
         with self._cache.changed:
             self._counts["object_pages_torn"] += pages.size
         runs = self._runs(pages + self._first[path], self._range)
-        _results([self._pool.submit(self._fetch, run, crcs) for run in runs])
+        _wait([self._pool.submit(self._fetch, run, crcs) for run in runs])
 
     def _bring(self, wanted: NDArray[np.int64], crcs: NDArray[Any], arrived: list[Arrived]) -> bool:
         """Fetch what is missing of pages that are pinned; whether all are there then.
@@ -279,8 +278,7 @@ class CachedPages(Closing):
             self._state[missing] = _COMING
             self.present += missing.size
         runs = self._runs(missing, self._range)
-        found = _results([self._pool.submit(self._arrive, run, crcs) for run in runs])
-        arrived += [one for one in found if one is not None]
+        _wait([self._pool.submit(self._arrive, run, crcs, arrived) for run in runs])
         with self._cache.changed:
             self._cache.changed.wait_for(lambda: not (self._state[wanted] & _COMING).any())
             return bool((self._state[wanted] & _HERE).all())
@@ -317,10 +315,10 @@ class CachedPages(Closing):
                 yield _Run(shard, fd, page * PAGE_BYTES, low - first, low, end)
                 low = end
 
-    def _arrive(self, run: _Run, crcs: NDArray[Any]) -> Arrived | None:
+    def _arrive(self, run: _Run, crcs: NDArray[Any], arrived: list[Arrived]) -> None:
         """In a thread of the pool: pages that are on their way come, or are missing again.
 
-        They are returned if there is memory for them until their reader has copied them.
+        They are added to `arrived` if there is memory for them until their reader has copied them.
         """
         good = False
         try:
@@ -330,10 +328,10 @@ class CachedPages(Closing):
             with self._cache.changed:
                 self._state[run.first : run.stop] = _HERE if good else 0
                 self.present -= 0 if good else run.stop - run.first
-                keep = good and body.size <= self._spare
-                self._spare -= body.size if keep else 0
+                if good and body.size <= self._spare:
+                    self._spare -= body.size
+                    arrived.append(Arrived(run.number, body))
                 self._cache.changed.notify_all()
-        return Arrived(run.number, body) if keep else None
 
     def _fetch(self, run: _Run, crcs: NDArray[Any]) -> NDArray[np.uint8]:
         count, shard, start = run.stop - run.first, run.shard, run.offset
@@ -420,14 +418,13 @@ class CachedPages(Closing):
         self._fds = {}
 
 
-def _results(asked: Sequence["Future[_FoundT]"]) -> list[_FoundT]:
-    """After none is on its way.  Raises the first error met."""
+def _wait(asked: Sequence["Future[Any]"]) -> None:
+    """Until none is on its way.  Raises the first error met."""
     errors = [error for one in asked if (error := one.exception()) is not None]
     for error in errors:
         if isinstance(error, OutOfSpace):
             raise OutOfSpace(f"{error}, or give less --cache-size")
         raise error
-    return [one.result() for one in asked]
 
 
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate

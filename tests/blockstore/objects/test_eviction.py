@@ -175,6 +175,7 @@ def test_whatever_is_held_has_its_bytes_and_the_size_holds(
     assert shard.stat().st_blocks * 512 <= (LIMIT + 2) * PAGE_BYTES  # the index beside them
     assert pages.present == np.count_nonzero(pages._state)
     assert not pages._pins.any()
+    assert pages._spare == (64 << 20) // 4  # nothing that came is kept
     present = pages.present
     assert pages.evict(PAGES) == present
     assert not pages._state.any()
