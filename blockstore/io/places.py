@@ -1,6 +1,7 @@
 """Where pages of an array lie, and pieces of it as `read_pieces` takes them."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES
+from blockstore.io.elsewhere import Arrived
 from blockstore.kernels.reads import PAGE, PAGES, PLACE, SHARD
 from blockstore.store import BlockedFile
 
@@ -70,3 +72,27 @@ def page_numbers(shard_pages: int, pieces: NDArray[np.int64]) -> NDArray[np.int6
     first = pieces[:, SHARD] * shard_pages + pieces[:, PAGE]
     before = np.cumsum(counts) - counts
     return np.repeat(first - before, counts) + np.arange(int(counts.sum()))
+
+
+def place_arrived(
+    shard_pages: int,
+    pieces: NDArray[np.int64],
+    memory: NDArray[np.uint8],
+    arrived: Sequence[Arrived],
+) -> NDArray[np.int64]:
+    """Copy pieces of a file that have just come and still are in memory; returns the others."""
+    if not arrived:
+        return pieces
+    firsts, left = np.array([one.first for one in arrived]), []
+    numbers = pieces[:, SHARD] * shard_pages + pieces[:, PAGE]
+    for i, page in enumerate(numbers):
+        out = bytes_of(pieces[i], memory)
+        while out.size and (k := int(np.searchsorted(firsts, page, "right")) - 1) >= 0:
+            some = arrived[k].body[int(page - firsts[k]) * PAGE_BYTES :][: out.size]
+            if not some.size:
+                break
+            out[: some.size] = some
+            out, page = out[some.size :], page + some.size // PAGE_BYTES
+        if out.size:
+            left.append(i)
+    return pieces[left]

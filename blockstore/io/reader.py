@@ -17,7 +17,7 @@ from blockstore.io.absent import bring, split_pieces, tasks_away
 from blockstore.io.disks import Disks
 from blockstore.io.elsewhere import Arrived, Elsewhere, RemoteRows
 from blockstore.io.files import open_to_read, probe_direct
-from blockstore.io.places import Place, bytes_of, page_numbers, pieces_of, places_of
+from blockstore.io.places import Place, bytes_of, page_numbers, pieces_of, place_arrived, places_of
 from blockstore.io.reading import Reading, Request
 from blockstore.io.ring import DEPTH, MOST_PIECES
 from blockstore.io.threads import CallingThreads, ReadThreads, Task
@@ -265,8 +265,9 @@ class BlockReader(Closing):
         number, data = asked.file, self._data
         pieces = pieces_of(asked.runs[low:high], asked.places[low:high])
         check = self.files[number].check
+        shard_pages = self.files[number].geometry.pages_per_shard
         with self._held(number, pieces) as arrived:
-            left = self._place_arrived(number, pieces, data, arrived)
+            left = place_arrived(shard_pages, pieces, data, arrived)
             if asked.are_blocks and isinstance(check, GraphCheck):
                 self._read(number, left, data, queue, verify=False)
                 for piece in pieces:
@@ -279,7 +280,8 @@ class BlockReader(Closing):
                 self.blocks_read += len(pieces)
 
     def _pass_pages(self, asked: _Passing, low: int, high: int, queue: ReadQueue) -> None:
-        runs, pages = asked.runs[low:high], self.files[asked.file].pages
+        runs, file = asked.runs[low:high], self.files[asked.file]
+        pages, shard_pages = file.pages, file.geometry.pages_per_shard
         # what comes from afar is on its way also while others have the buffers
         early = pages is not None and pages.roomy and asked.parts is None
         ahead = self._held(asked.file, runs, early=True) if early else nullcontext(())
@@ -290,7 +292,7 @@ class BlockReader(Closing):
                 self._read_parts(asked.file, asked.parts, low, pieces, buffer, queue)
             else:
                 with nullcontext(arrived) if early else self._held(asked.file, runs) as came:
-                    left = self._place_arrived(asked.file, pieces, buffer, came)
+                    left = place_arrived(shard_pages, pieces, buffer, came)
                     self._read(asked.file, left, buffer, queue, rows=asked.rows)
                     self._check_blocks(asked.file, pieces, buffer)
             asked.consume(low, high, buffer[: int(ends[-1])])
@@ -390,30 +392,6 @@ class BlockReader(Closing):
             return nullcontext(())
         pages = page_numbers(file.geometry.pages_per_shard, runs)
         return file.pages.hold(file.path, pages, file.crcs, early)
-
-    def _place_arrived(
-        self,
-        number: int,
-        pieces: NDArray[np.int64],
-        memory: NDArray[np.uint8],
-        arrived: Sequence[Arrived],
-    ) -> NDArray[np.int64]:
-        """Copy pieces of a file that have just come and still are in memory; those that did not."""
-        if not arrived:
-            return pieces
-        firsts, left = np.array([one.first for one in arrived]), []
-        numbers = pieces[:, SHARD] * self.files[number].geometry.pages_per_shard + pieces[:, PAGE]
-        for i, page in enumerate(numbers):
-            out = bytes_of(pieces[i], memory)
-            while out.size and (k := int(np.searchsorted(firsts, page, "right")) - 1) >= 0:
-                some = arrived[k].body[int(page - firsts[k]) * PAGE_BYTES :][: out.size]
-                if not some.size:
-                    break
-                out[: some.size] = some
-                out, page = out[some.size :], page + some.size // PAGE_BYTES
-            if out.size:
-                left.append(i)
-        return pieces[left]
 
     def _read(
         self,
