@@ -18,7 +18,14 @@ import msgspec
 
 from blockstore.errors import StoreError
 from blockstore.format import STRIPE_FOLDER, blocked_arrays, shard_path
-from blockstore.io.files import flush, flush_tree, naming, open_to_write, write_exact
+from blockstore.io.files import (
+    flush,
+    flush_tree,
+    missing_parents,
+    naming,
+    open_to_write,
+    write_exact,
+)
 from blockstore.lock import lock_folder
 from blockstore.make_part import make_hole
 from blockstore.root import write_digested
@@ -87,8 +94,7 @@ def deal_store(path: Path, folders: Sequence[Path], advance: Advance) -> Store:
     with ExitStack() as held:
         held.callback(os.close, lock_folder(work, path, "dealing"))
         _clean(path)
-        held.callback(shutil.rmtree, work, ignore_errors=True)
-        held.callback(_clean, path)
+        held.callback(_end, path)
         store = open_store(path)
         arrays = tuple(name for name, _, _ in blocked_arrays(store.manifest))
         name, new = secrets.token_hex(16), None
@@ -107,6 +113,7 @@ def deal_store(path: Path, folders: Sequence[Path], advance: Advance) -> Store:
 
 def _deal(store: Store, new: StripeSet, record: Path, advance: Advance) -> None:
     """Write the files of a dealing; then readers look there."""
+    made = [folder.parent for part in new.parts() for folder in missing_parents(part)]
     for number, part in enumerate(new.parts()):
         with naming(part, 4096):
             part.mkdir(parents=True)
@@ -118,8 +125,9 @@ def _deal(store: Store, new: StripeSet, record: Path, advance: Advance) -> None:
         copy_blocks(file, replace(file, shards=deal.files, deal=deal), advance)
     for part in new.parts():
         flush_tree(part)
-        for parent in (part.parent, part.parent.parent):
-            flush(parent)
+        made += [part.parent, part.parent.parent]
+    for parent in made:
+        flush(parent)
     write_digested(record, "stripes", new)
     flush(record)
     record.rename(store.path / STRIPES)
@@ -174,6 +182,12 @@ def _copy_lane(
         advance(raw.size)
 
 
+def _end(path: Path) -> None:
+    """Where it cannot be cleaned, what is to be removed stays on record."""
+    _clean(path)
+    shutil.rmtree(path / STRIPE_FOLDER, ignore_errors=True)
+
+
 def _clean(path: Path) -> None:
     """Remove what the last run has left that readers do not look at."""
     try:
@@ -182,6 +196,7 @@ def _clean(path: Path) -> None:
     except (FileNotFoundError, msgspec.DecodeError):  # cut off: nothing had been made
         return
     now = open_store(path).stripes
+    flush(path)  # the run may have ended before it could: nothing goes that a crash would need
     for dealing in (begun.old, begun.new):
         if dealing is not None and (now is None or now.id != dealing.id):
             check_path(dealing.id)  # what it names is removed

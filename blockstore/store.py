@@ -81,6 +81,16 @@ class BlockedFile:
         file, page = self.place(block * self.geometry.pages_per_block)
         return f"{self.shards[file]}+{page * PAGE_BYTES}"
 
+    def check_blocks(self, block: int, data: NDArray[np.uint8]) -> None:
+        """What adjacent blocks say whose pages are right, uint8.  Raises CorruptBlock: the file."""
+        if self.check is None:
+            return
+        size = self.geometry.slot_bytes
+        first = block * size
+        for path, _, num_bytes, at in self.ranges(first, first + data.size):
+            part = data[at - first : at - first + num_bytes]
+            self.check.check(at // size, part, size, str(path))
+
     def ranges(self, first: int, stop: int) -> list[FileRange]:
         """Where bytes [first, stop) of the slots lie, counted through all files, in order."""
         found = []
@@ -325,8 +335,7 @@ def scan_blocks(
                     file.holes.check(block, block + count, file.where(block))
                 data = buffer[: count * size]
                 _read_pages(file, ranges, opened, data)
-                if file.check is not None:
-                    file.check.check(block, data, size, str(ranges[0].path))
+                file.check_blocks(block, data)
                 yield block, data.reshape(count, size)
             block += count
 

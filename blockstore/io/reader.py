@@ -110,7 +110,7 @@ class BlockReader(Closing):
         """
         self.files, self._data, self._slot_bytes = tuple(files), data, slot_bytes
         deal = next((f.deal for f in files if f.deal), None)
-        probed = [path for f in files for path in f.shards][:1]
+        probed = [path for f in files if f.deal is None for path in f.shards][:1]  # beside disks
         modes = (probe_direct(path) for path in (*probed, *(deal.files if deal else ())))
         self.mode = next((mode for mode in modes if mode != "O_DIRECT"), "O_DIRECT")
         self._direct = self.mode == "O_DIRECT"
@@ -367,9 +367,9 @@ class BlockReader(Closing):
             return
         pages, size = file.geometry.pages_per_block, file.geometry.slot_bytes
         for piece in pieces:
-            block, where = self._first_block(number, piece)
+            block, _ = self._first_block(number, piece)
             whole = bytes_of(piece, memory)[-int(piece[PAGE]) % pages * PAGE_BYTES :]
-            file.check.check(block, whole[: whole.size // size * size], size, where)
+            file.check_blocks(block, whole[: whole.size // size * size])
 
     def _first_block(self, number: int, piece: NDArray[np.int64]) -> tuple[int, str]:
         """The first block that begins in a piece or after it, and the name of the piece's file."""

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -27,7 +28,7 @@ from blockstore.make_stripes import check_folders, deal_store
 from blockstore.objects.push import _objects
 from blockstore.owners import write_owners
 from blockstore.root import read_digested, write_digested
-from blockstore.store import BlockedFile, Store, open_store, read_rows
+from blockstore.store import BlockedFile, Store, open_store, read_rows, scan_blocks
 from blockstore.stripes import STRIPE, STRIPES, Deal, StripeSet
 from blockstore.verify import verify_store
 from tests.graphs import make_csc
@@ -389,6 +390,63 @@ def test_a_page_that_was_changed_and_a_disk_that_fails_are_named(
     os.truncate(path, path.stat().st_size - PAGE_BYTES)
     with pytest.raises(CorruptBlock, match=f"{path}: .* bytes, expected .* truncated"):
         open_store(store)
+
+
+def test_a_block_that_says_something_else_is_named_with_its_disk(store: Path, tmp_path: Path):
+    """Its pages are as they were written; blocks of several disks are checked at once."""
+    dealt = deal_store(store, disks(tmp_path), nothing)
+    file = of_rows(dealt)
+    g = file.geometry
+
+    class Check:
+        def check(self, block: int, data: np.ndarray, size: int, where: str) -> None:
+            for i in range(data.size // size):
+                if block + i == 3:
+                    raise CorruptBlock(f"{where}: block {block + i}")
+
+    file = replace(file, check=Check())  # type: ignore[arg-type]
+    expected = f"^{file.shards[1]}: block 3"  # units of two blocks: 2 and 3 are on disk 1
+    with pytest.raises(CorruptBlock, match=expected):
+        list(scan_blocks(file))
+    memory = aligned_buffer(8 * g.slot_bytes)
+    with BlockReader([file], memory, g.slot_bytes, 1) as reader:
+        runs = np.array([[0, 0, 8 * g.pages_per_block]], np.int64)
+        with pytest.raises(CorruptBlock, match=expected):
+            reader.fetch(0, runs, np.zeros(1, np.int64)).wait()
+
+
+def test_a_folder_of_the_store_without_direct_reads_is_seen(
+    whole: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """An array that was added later lies in the store, on another file system than the disks."""
+    files = [of_rows(deal_store(store, disks(tmp_path), nothing)), of_rows(open_store(whole))]
+
+    def probe(path: Path) -> str:
+        return "buffered: it says so" if path.is_relative_to(whole) else "O_DIRECT"
+
+    monkeypatch.setattr("blockstore.io.reader.probe_direct", probe)
+    with BlockReader(files, aligned_buffer(PAGE_BYTES), PAGE_BYTES, 1) as reader:
+        assert reader.mode == "buffered: it says so, 2 disks"
+
+
+def test_what_cannot_be_removed_stays_on_record(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A dealing fails, and so does cleaning up after it: the next run removes the rest."""
+
+    def fail(*_args: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(make_stripes, "flush_tree", fail)
+        patch.setattr(make_stripes, "check_path", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            deal_store(store, disks(tmp_path), nothing)
+    left = list(tmp_path.glob("disk*/graph/*"))
+    assert len(left) == 2
+    made = deal_store(store, disks(tmp_path), nothing)
+    assert made.stripes is not None
+    assert sorted(tmp_path.glob("disk*/graph/*")) == sorted(made.stripes.parts())
 
 
 def test_a_disk_that_is_slower_than_the_others_is_named_once(
