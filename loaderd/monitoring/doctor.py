@@ -301,7 +301,8 @@ def _examine_store(settings: EngineSettings, path: Path) -> Iterator[MachineChec
         found = f"{missing[0]} is missing"
         yield MachineCheck("shards", State.fail, found, "blockstore verify STORE")
     elif shards:
-        mode = probe_direct(shards[0])
+        modes = [probe_direct(s) for s in {s.stat().st_dev: s for s in shards}.values()]
+        mode = next((m for m in modes if m != "O_DIRECT"), "O_DIRECT")
         direct = mode == "O_DIRECT"
         yield _check_direct(mode)
         yield judge_disk(measure_disk(shards, direct), direct)

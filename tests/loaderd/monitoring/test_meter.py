@@ -61,6 +61,16 @@ def test_counts_are_added_by_name():
     assert counts == {"a": 3, "b": 3}
 
 
+def test_what_two_stores_measured_of_one_disk_is_not_added():
+    counts: dict[str, int] = {}
+    for slow, run_ns in ((1, 40), (1, 70), (0, 50)):
+        add_counts(counts, {"disk:slow:/d": slow, "disk:run_ns:/d": run_ns})
+        add_counts(counts, {"device_page_ns": 9, "disk:reads:/d": 2})
+    assert counts == {
+        "disk:slow:/d": 1, "disk:run_ns:/d": 70, "device_page_ns": 9, "disk:reads:/d": 6,
+    }  # fmt: skip
+
+
 def test_a_trainer_that_has_released_all_it_was_handed_starves():
     clock = Clock()
     meter = Meter(clock)
