@@ -30,6 +30,7 @@ from loaderd.api.errors import BadMessage, Refused
 from loaderd.api.protocol import ErrorReply, RowsGiven, RowsWanted
 from loaderd.api.requests import MAX_ROW_BYTES, MAX_ROW_IDS, check_rows
 from loaderd.server.sender import SendBuffers
+from loaderd.streams.registry import utf8_text
 
 OUTSTANDING = 8  # requests of a peer; of more the oldest goes: whoever sent it has given it up
 _BUFFER_BYTES = MAX_ROW_BYTES + 2 * PAGE_BYTES  # of pages: rows of an answer, wherever they begin
@@ -254,8 +255,8 @@ class PeerAnswers:
         except (StoreError, OSError) as error:
             peer.buffers.put(buffer)
             reply = ErrorReply(
-                error=Refused.__name__, message=str(error), request=wanted.request, session=-1,
-                run=-1,
+                error=Refused.__name__, message=utf8_text(str(error)), request=wanted.request,
+                session=-1, run=-1,
             )  # fmt: skip
             self._send(request.identity, reply, None)
             return

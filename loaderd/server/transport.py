@@ -105,9 +105,10 @@ class TcpRouter:
 
         array   bytes after it, which are not copied: it is held until they left
         """
+        raw = encode(message)  # once the first frame is sent the others must follow
         try:
             self._socket.send(identity, _FIRST)
-            self._socket.send(encode(message), zmq.NOBLOCK if array is None else _FIRST)
+            self._socket.send(raw, zmq.NOBLOCK if array is None else _FIRST)
             if array is not None:
                 self._socket.send(array.data, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError:  # EHOSTUNREACH, EAGAIN; ENOTSOCK once closed
