@@ -4,12 +4,12 @@
 part; that one reads them from disk, and verifies them.
 
 `plain copy`: a process sends the same number of bytes out of memory, by messages of the same size
-over connections as many; each is copied once.
+over connections as many; each is copied once.  `heaps tuned`: the same with the daemon's heaps, as
+what glibc does by itself costs libzmq a quarter of its time: it gives pages back after a message.
 
-Both have two processes with one thread of zmq each, the options of the daemon's sockets, and its
-heaps: what glibc does by itself costs libzmq a quarter of its time (pages that it gives back after
-each message). A round is 256 MB, so that the first and the last messages of connections count
-little, and the sides take turns.
+Each side has two processes with one thread of zmq each, and the options of the daemon's sockets. A
+round is 256 MB, so that the first and the last messages of connections count little, and the sides
+take turns.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ from loaderd.server.transport import Sockets
 from tools.bench.harness import CONTEXT, BenchPlan, GraphOptions, Ratio, Run, Side
 from tools.bench.setup import free_port, make_keys, make_parts, rate, serving
 
-ROWS, PLAIN = "rows of a peer", "plain copy"
+ROWS, PLAIN, TUNED = "rows of a peer", "plain copy", "plain copy, heaps tuned"
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,10 @@ def open_rows(given: PeersOptions) -> Iterator[Run]:
         }  # fmt: skip
 
 
-def _serve_plain(place: str, pair: KeyPair) -> None:
+def _serve_plain(place: str, pair: KeyPair, tuned: bool) -> None:
     """Answers every message with as many bytes as a peer gives at most, until it is killed."""
-    share_heaps()
+    if tuned:
+        share_heaps()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
     router, data = context.socket(zmq.ROUTER), np.ones(MAX_ROW_BYTES, np.uint8)
     router.copy_threshold = 0
@@ -108,13 +109,14 @@ def _copy_plain(dealer: "zmq.Socket[bytes]", count: int) -> None:
         memory[:] = np.frombuffer(dealer.recv(copy=False).buffer, np.uint8)
 
 
-def open_plain(given: PeersOptions) -> Iterator[Run]:
-    """As many bytes as half of the nodes' rows have."""
-    share_heaps()
+def open_plain(given: PeersOptions, tuned: bool) -> Iterator[Run]:
+    """As many bytes as half of the nodes' rows have; `tuned`: with the daemon's heaps."""
+    if tuned:
+        share_heaps()
     daemon, client = make_keys(given.folder / "peers" / "keys")
     address = parse_tcp(f"tcp://127.0.0.1:{free_port()}?keys={client}")
     count = -(-given.nodes * given.features * 4 // (2 * THREADS * MAX_ROW_BYTES))
-    server = CONTEXT.Process(target=_serve_plain, args=(address.place, read_pair(daemon)))
+    server = CONTEXT.Process(target=_serve_plain, args=(address.place, read_pair(daemon), tuned))
     server.start()
     with ExitStack() as stack:
         stack.callback(server.join)
@@ -137,6 +139,13 @@ def peers(given: PeersOptions) -> Iterator[BenchPlan]:
     make_parts(given.store(), 2)
     make_keys(given.folder / "peers" / "keys")
     yield BenchPlan(
-        [Side(ROWS, open_rows, (given,)), Side(PLAIN, open_plain, (given,))],
-        ratios=[Ratio("over_plain", ROWS, "GB_per_s", PLAIN)],
+        [
+            Side(ROWS, open_rows, (given,)),
+            Side(PLAIN, open_plain, (given, False)),
+            Side(TUNED, open_plain, (given, True)),
+        ],
+        ratios=[
+            Ratio("over_plain", ROWS, "GB_per_s", PLAIN),
+            Ratio("over_tuned", ROWS, "GB_per_s", TUNED),
+        ],
     )
