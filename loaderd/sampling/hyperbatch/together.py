@@ -28,8 +28,9 @@ from loaderd.memory.blob import chained, joined
 from loaderd.memory.residency import Account, PinnedBlocks
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.monitoring.trace import BLOCKS, Trace
-from loaderd.plans.base import Plan, Unit
+from loaderd.plans.base import Unit
 from loaderd.plans.hyperbatch import block_schedule
+from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.plans.roots import Roots, drop_seed_edges
 from loaderd.sampling.hyperbatch.compact import keep_counts, keep_sources, kept_sources
 from loaderd.sampling.hyperbatch.session import (
@@ -53,7 +54,7 @@ from loaderd.sampling.topology import MultiBlockDraws, Topology
 class BatchRules(NamedTuple):
     """What fixes the batches of a session."""
 
-    plan: Plan
+    plan: MinibatchPlan
     begin: Callable[[Sequence[Unit], HeldBlocks], list[Roots]]  # where batches begin
     record: EdgeRecord  # what comes with each sampled edge
 
@@ -77,6 +78,8 @@ class BlockSampler:
         self._free = list(memory.begun)  # areas for hyperbatches that are begun early
         self._begun: list[BegunBatches] = []  # these, each a hop behind the one before it
         self._most = 0  # batches of a hyperbatch
+        self._ranks = [0]  # whose batches were asked for last, of those whom the plan serves
+        self._expected: Unit | None = None  # that follows what was asked for last
         self._turn, self._upward, self._trace = turn, True, trace
         self._words = np.dtype((np.uint32, max(1, self._record.size)))  # of an edge's record
 
@@ -87,7 +90,10 @@ class BlockSampler:
 
         The batches that are likely to be asked for next are begun meanwhile.
         """
-        self._most, early = max(self._most, len(units)), True
+        self._most = max(self._most, len(units))
+        # who does not go on from step to step would have what is begun thrown away each time
+        early = self._expected in (None, *units[:1])
+        self._ranks = sorted({unit.step % self._plan.together for unit in units}) or self._ranks
         while units and not cancelled():
             found: list[UnfinishedBatch] = []
             try:
@@ -96,6 +102,7 @@ class BlockSampler:
                 if not found:
                     self._forget()
             if found:
+                self._expected = self._after(found[-1].unit)
                 return [self._finish(first + i, batch) for i, batch in enumerate(found)]
             area.rewind()  # so many took it all and none was done
             units, early = units[: len(units) // 2], False
@@ -159,15 +166,22 @@ class BlockSampler:
         before = self._begun[-1].batches if self._begun else batches
         if not self._free or before[-1].hop == 0:
             return
-        units, unit = list[Unit](), before[-1].unit
-        for _ in range(self._most):
-            last = unit.step + 1 == self._plan.num_steps
-            unit = self._plan.unit(unit.epoch + last, 0 if last else unit.step + 1)
+        units = [self._after(before[-1].unit)]
+        # the next epoch is asked for when this one has been read: they share no hyperbatch
+        while len(units) < self._most and (unit := self._after(units[-1])).epoch == units[0].epoch:
             units.append(unit)
         begun = BegunBatches([], self._free.pop())
         self._begun.append(begun)
         begun.batches.extend(self._root(units, begun.area, ahead))
         self._forget_empty()
+
+    def _after(self, unit: Unit) -> Unit:
+        """The next one of the ranks whose batches are asked for, maybe of the next epoch."""
+        first, together = unit.step + 1, self._plan.together
+        steps = [first + (rank - first) % together for rank in self._ranks]
+        if min(steps) < self._plan.num_steps:
+            return self._plan.unit(unit.epoch, min(steps))
+        return self._plan.unit(unit.epoch + 1, self._ranks[0])
 
     def _forget(self) -> None:
         while self._begun:

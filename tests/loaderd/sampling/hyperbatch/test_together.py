@@ -120,6 +120,39 @@ def test_a_pass_serves_every_hop_of_batches_that_follow_one_another(made, case):
     assert sum(taken[1:]) <= (len(taken) - 1) * (1 + taken[0] - hops)
 
 
+def batches_of_passes(parts: Parts, asked: list[tuple[int, list[int]]]) -> list[list[int]]:
+    """How many batches each pass serves as these steps of epochs are asked for, in turn."""
+    taken: list[list[int]] = []
+    with sampler_of(parts, early("new", 1 << 20)) as s:
+        hop = s._hop
+
+        def counted(batches: Any, ahead: Any) -> None:
+            taken[-1].append(len(batches))
+            hop(batches, ahead)
+
+        s._hop = counted  # type: ignore[method-assign]
+        for epoch, steps in asked:
+            taken.append([])
+            units = [parts.plan.unit(epoch, step) for step in steps]
+            found = s.sample(units, 0, room(1 << 20), lambda: False)
+            assert [f.unit for f in found] == units
+    return taken
+
+
+def test_what_is_begun_ends_with_its_epoch(made):
+    """The last hyperbatch of an epoch is smaller; the next one begins at the next step 0."""
+    with parts_of(made, "new", 9, 3) as parts:
+        asked = [(epoch, steps) for epoch in range(3) for steps in ([0, 1], [2])]
+        first, *others = batches_of_passes(parts, asked)
+    assert (len(first), [len(passes) for passes in others]) == (3, [1] * 5)
+
+
+def test_nothing_is_begun_for_who_has_just_skipped_steps(made):
+    with parts_of(made, "new", 9, 3) as parts:
+        first, *others = batches_of_passes(parts, [(epoch, [1]) for epoch in range(4)])
+    assert (first, others) == ([1, 2, 3], [[1, 1, 1]] * 3)
+
+
 @pytest.mark.parametrize("case", ["new", "layer", "up to a time"])
 @pytest.mark.parametrize("num_bytes", [1 << 9, 3 << 9, 3 << 10, 1 << 20])
 @pytest.mark.parametrize("scratch", [40 << 10, 1 << 21])
