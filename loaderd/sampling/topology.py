@@ -215,22 +215,25 @@ class Topology:
         found = [f for f in found if f.multi_block.entries.size]
         if not found:
             return
-        relation, rule = found[0].column.relation, found[0].column.rule
+        relation = found[0].column.relation
         capacity = self.relations[relation].view.capacity
         picks = [make_picks(f.column.rule, f.multi_block, capacity) for f in found]
-        if rule.kind == UNIFORM:
-            for f, own in zip(found, picks, strict=True):
+        ranked: list[tuple[MultiBlockDraws, Picks]] = []
+        for f, own in zip(found, picks, strict=True):  # maybe of several hops, each with its rule
+            if f.column.rule.kind == UNIFORM:
                 pick_multi_block(f.column, f.multi_block, own)
-        else:
-            marks = self._mark(found, picks)
-            for own in picks:
+            else:
+                ranked.append((f, own))
+        if ranked:
+            marks = self._mark([f for f, _ in ranked], [own for _, own in ranked])
+            for _, own in ranked:
                 own.found[:] = 0
             for group in held(marks):
                 view = self._only(relation, group)
-                for f, own in zip(found, picks, strict=True):
+                for f, own in ranked:
                     rank_multi_block(view, f.column, f.blocks, f.multi_block, own)
-            for f, own in zip(found, picks, strict=True):
-                if rule.kind == BY_SOURCE:
+            for f, own in ranked:
+                if f.column.rule.kind == BY_SOURCE:
                     rank_seams(capacity, f.column, f.multi_block, own)
                 for positions, count in zip(own.positions, own.found.tolist(), strict=True):
                     positions[:count].sort()

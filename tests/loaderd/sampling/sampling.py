@@ -44,6 +44,8 @@ CASES: dict[str, dict[str, Any]] = {
     "weighted": {"fanouts": (4, 30), "weighted": True},
     "weighted, layer": {"fanouts": (7, 3), "weighted": True, "frontier": "layer"},
     "weighted, replace": {"fanouts": (6, 4), "weighted": True, "replace": True},
+    "weighted, then all": {"fanouts": (4, -1), "weighted": True},
+    "all, then weighted": {"fanouts": (-1, 4), "weighted": True},
     "in order": {"fanouts": (4, 3), "shuffle": False},
     "up to a time": {"fanouts": (4, 3), "temporal": Temporal(strategy="uniform")},
     "the last up to a time": {

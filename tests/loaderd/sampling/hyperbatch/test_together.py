@@ -10,10 +10,22 @@ import numpy as np
 import pytest
 
 from loaderd.memory.ledger import edge_record
+from loaderd.plans.base import EVERY_RANK, Part
+from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
 from loaderd.sampling.hyperbatch.session import Sampled, SamplingMemory, StructureArea
 from loaderd.sampling.hyperbatch.single import SessionWorkers, Workspaces
 from loaderd.sampling.hyperbatch.together import BatchRules, BlockSampler
-from tests.loaderd.sampling.sampling import BATCH, CASES, TRAIN, Found, Parts, make, parts_of, same
+from tests.loaderd.sampling.sampling import (
+    BATCH,
+    CASES,
+    NODES,
+    TRAIN,
+    Found,
+    Parts,
+    make,
+    parts_of,
+    same,
+)
 
 STEPS = TRAIN // BATCH
 
@@ -33,18 +45,8 @@ def found_of(sampled: Sampled) -> Found:
     return Found(sampled.structure, *whole)
 
 
-class Passes:
-    """In the place of a trace: counts passes over the graph."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def write(self, *_record: Any) -> None:
-        self.count += 1
-
-
 @contextmanager
-def sampler_of(parts: Parts, memory: SamplingMemory, passes: Any = None) -> Iterator[BlockSampler]:
+def sampler_of(parts: Parts, memory: SamplingMemory) -> Iterator[BlockSampler]:
     workspaces = Workspaces()
     for _ in range(3):
         workspaces.add(parts.workspace())
@@ -53,7 +55,7 @@ def sampler_of(parts: Parts, memory: SamplingMemory, passes: Any = None) -> Iter
         begin: Any = lambda units, _held: [parts.roots(unit) for unit in units]  # noqa: E731
         record = edge_record(parts.made.store.manifest, parts.plan.resolved)
         rules = BatchRules(parts.plan, begin, record)
-        yield BlockSampler(rules, parts.topology, crew, memory, threading.Lock(), passes)
+        yield BlockSampler(rules, parts.topology, crew, memory, threading.Lock())
         assert workspaces.all_home
 
 
@@ -102,28 +104,12 @@ def early(case: str, num_bytes: int, scratch_bytes: int = 1 << 21) -> SamplingMe
     )
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_pass_serves_every_hop_of_batches_that_follow_one_another(made, case):
-    """The first batch takes a pass for each hop, every other one that of its last hop alone."""
-    passes, hops = Passes(), len(CASES[case]["fanouts"])
-    with parts_of(made, case, 9, 3) as parts, sampler_of(parts, early(case, 1 << 20), passes) as s:
-        taken = []
-        for number in range(2 * STEPS):  # over the end of an epoch
-            unit = parts.plan.unit(number // STEPS, number % STEPS)
-            before = passes.count
-            (found,) = s.sample([unit], number, room(1 << 20), lambda: False)
-            taken.append(passes.count - before)
-            assert found.batch == number
-            same(parts, unit, found_of(found))
-    # columns over several blocks take passes of their own, which depend on what was drawn
-    assert hops <= taken[0]
-    assert sum(taken[1:]) <= (len(taken) - 1) * (1 + taken[0] - hops)
-
-
-def batches_of_passes(parts: Parts, asked: list[tuple[int, list[int]]]) -> list[list[int]]:
+def batches_of_passes(
+    parts: Parts, case: str, asked: list[tuple[int, list[int]]]
+) -> list[list[int]]:
     """How many batches each pass serves as these steps of epochs are asked for, in turn."""
     taken: list[list[int]] = []
-    with sampler_of(parts, early("new", 1 << 20)) as s:
+    with sampler_of(parts, early(case, 1 << 20)) as s:
         hop = s._hop
 
         def counted(batches: Any, ahead: Any) -> None:
@@ -134,23 +120,53 @@ def batches_of_passes(parts: Parts, asked: list[tuple[int, list[int]]]) -> list[
         for epoch, steps in asked:
             taken.append([])
             units = [parts.plan.unit(epoch, step) for step in steps]
-            found = s.sample(units, 0, room(1 << 20), lambda: False)
-            assert [f.unit for f in found] == units
+            found = s.sample(units, 40, room(1 << 20), lambda: False)
+            assert [(f.batch, f.unit) for f in found] == list(enumerate(units, 40))
+            for one in found:
+                same(parts, one.unit, found_of(one))
     return taken
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_pass_serves_every_hop_of_batches_that_follow_one_another(made, case):
+    """The first batch takes a pass for each hop, every other one that of its last hop alone."""
+    hops = len(CASES[case]["fanouts"])
+    with parts_of(made, case, 9, 3) as parts:  # over the end of an epoch
+        asked = [(number // STEPS, [number % STEPS]) for number in range(2 * STEPS)]
+        first, *others = batches_of_passes(parts, case, asked)
+    assert (first, others) == ([*range(1, hops + 1)], [[hops]] * len(others))
 
 
 def test_what_is_begun_ends_with_its_epoch(made):
     """The last hyperbatch of an epoch is smaller; the next one begins at the next step 0."""
     with parts_of(made, "new", 9, 3) as parts:
         asked = [(epoch, steps) for epoch in range(3) for steps in ([0, 1], [2])]
-        first, *others = batches_of_passes(parts, asked)
+        first, *others = batches_of_passes(parts, "new", asked)
     assert (len(first), [len(passes) for passes in others]) == (3, [1] * 5)
 
 
 def test_nothing_is_begun_for_who_has_just_skipped_steps(made):
     with parts_of(made, "new", 9, 3) as parts:
-        first, *others = batches_of_passes(parts, [(epoch, [1]) for epoch in range(4)])
+        first, *others = batches_of_passes(parts, "new", [(epoch, [1]) for epoch in range(4)])
     assert (first, others) == ([1, 2, 3], [[1, 1, 1]] * 3)
+
+
+def test_what_follows_is_of_the_ranks_that_ask(made):
+    """Others of the job may be served by another daemon; positions are step * world + rank."""
+    with parts_of(made, "new", 9, 3) as parts:
+        bounds = GraphBounds(NODES, (made.graph.indices.size,))
+        every = MinibatchPlan(parts.plan.resolved, Part(EVERY_RANK, 4), bounds)
+        parts = parts._replace(plan=every)
+        with sampler_of(parts, early("new", 1 << 20)) as s:
+            asked, passes = [[1, 2], [5, 6], [9, 10]], list[int]()
+            hop = s._hop
+            s._hop = lambda *given: passes.append(0) or hop(*given)  # type: ignore
+            for epoch in range(2):
+                for positions in asked:
+                    units = [every.unit(epoch, at) for at in positions]
+                    found = s.sample(units, 0, room(1 << 20), lambda: False)
+                    assert [f.unit for f in found] == units
+    assert len(passes) == 3 + 5
 
 
 @pytest.mark.parametrize("case", ["new", "layer", "up to a time"])
