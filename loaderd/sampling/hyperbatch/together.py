@@ -50,6 +50,10 @@ from loaderd.sampling.renumbering import Renumbering
 from loaderd.sampling.structure import NO_TREES, HeldBlocks, Structure, StructureArrays, make_column
 from loaderd.sampling.topology import MultiBlockDraws, Topology
 
+# Who does not go on from step to step has what is begun thrown away.  Once is no habit: an epoch
+# that is left, or gone on with in the middle.
+_MISSES = 2
+
 
 class BatchRules(NamedTuple):
     """What fixes the batches of a session."""
@@ -78,8 +82,9 @@ class BlockSampler:
         self._free = list(memory.begun)  # areas for hyperbatches that are begun early
         self._begun: list[BegunBatches] = []  # these, each a hop behind the one before it
         self._most = 0  # batches of a hyperbatch
-        self._ranks = [0]  # whose batches were asked for last, of those whom the plan serves
+        self._ranks = list[int]()  # whose batches are asked for, of those whom the plan serves
         self._expected: Unit | None = None  # that follows what was asked for last
+        self._missed = 0  # how often in a row another one was asked for
         self._turn, self._upward, self._trace = turn, True, trace
         self._words = np.dtype((np.uint32, max(1, self._record.size)))  # of an edge's record
 
@@ -91,9 +96,12 @@ class BlockSampler:
         The batches that are likely to be asked for next are begun meanwhile.
         """
         self._most = max(self._most, len(units))
-        # who does not go on from step to step would have what is begun thrown away each time
-        early = self._expected in (None, *units[:1])
-        self._ranks = sorted({unit.step % self._plan.together for unit in units}) or self._ranks
+        self._missed = 0 if self._expected in (None, *units[:1]) else self._missed + 1
+        early = self._missed < _MISSES
+        ranks = {unit.step % self._plan.together for unit in units}
+        # few may not have a batch of each rank
+        known = ranks if len(units) >= self._plan.together else ranks.union(self._ranks)
+        self._ranks = sorted(known)
         while units and not cancelled():
             found: list[UnfinishedBatch] = []
             try:

@@ -145,10 +145,13 @@ def test_what_is_begun_ends_with_its_epoch(made):
     assert (len(first), [len(passes) for passes in others]) == (3, [1] * 5)
 
 
-def test_nothing_is_begun_for_who_has_just_skipped_steps(made):
+def test_nothing_is_begun_for_who_skips_steps_again_and_again(made):
     with parts_of(made, "new", 9, 3) as parts:
-        first, *others = batches_of_passes(parts, "new", [(epoch, [1]) for epoch in range(4)])
-    assert (first, others) == ([1, 2, 3], [[1, 1, 1]] * 3)
+        skips = [(epoch, [1]) for epoch in range(4)]
+        goes_on = [(3, [2]), (4, [0]), (4, [1])]
+        taken = batches_of_passes(parts, "new", [*skips, *goes_on])
+    # one that goes on again has something begun from then on
+    assert taken == [*[[1, 2, 3]] * 2, *[[1, 1, 1]] * 2, [1, 2, 3], [3], [3]]
 
 
 def test_what_follows_is_of_the_ranks_that_ask(made):
