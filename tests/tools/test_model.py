@@ -12,6 +12,7 @@ from loaderd.api.protocol import Attach
 from loaderd.memory.ledger import EngineSettings
 from tests.graphs import Csc
 from tests.stores import write_store
+from tools.model.__main__ import main
 from tools.model.check import Workload, compare, possible_plans, row
 from tools.model.graph import Described, Graph, grouped, read_graph
 from tools.model.occupancy import mix, occupy
@@ -219,3 +220,8 @@ def test_rates_are_written_and_read(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(ValueError, match="run_s"):
         load_rates(path)
+
+
+def test_rates_that_are_missing_are_one_line_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"none.json: found no such file, .*calibrate FOLDER"):
+        main(["paper", "--rates", str(tmp_path / "none.json")])

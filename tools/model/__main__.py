@@ -134,7 +134,11 @@ def main(words: Sequence[str]) -> None:
     if name not in commands:
         raise SystemExit(f"{name!r}: expected one of {', '.join(commands)}")
     options, work = commands[name]
-    work(parse(options, words[1:], f"python -m tools.model {name}"))  # type: ignore[operator]
+    given = parse(options, words[1:], f"python -m tools.model {name}")
+    try:
+        work(given)  # type: ignore[operator]
+    except (OSError, StoreError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from error
 
 
 if __name__ == "__main__":

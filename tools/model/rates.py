@@ -13,6 +13,7 @@ from blockstore.io.buffers import aligned_buffer
 from blockstore.io.reader import BlockReader
 from clients.torch import NeighborDataset
 from loaderd.monitoring.devicecost import RUN_BYTES, DeviceCost, measure_cost
+from preprocess.errors import BadInput
 from tools.bench.disk import DEPTH, make_file
 from tools.bench.resources import cpu_seconds, descendants
 from tools.bench.setup import make_store, serving
@@ -38,7 +39,12 @@ class KernelRates(msgspec.Struct, frozen=True):
 
 
 def load_rates(path: Path) -> KernelRates:
-    """Raises OSError; ValueError: the file holds something else."""
+    """Raises BadInput: there is no such file; ValueError: it holds something else."""
+    if not path.is_file():
+        raise BadInput.at(
+            str(path), "no such file", "measured rates",
+            "give --rates, or measure: python -m tools.model calibrate FOLDER",
+        )  # fmt: skip
     return msgspec.json.decode(path.read_bytes(), type=KernelRates)
 
 
