@@ -9,7 +9,7 @@ from blockstore import concurrency
 from loaderd.memory.workspace import Workspace, WorkspaceFull, clear_workspace
 from loaderd.plans.base import Shape, Unit
 from loaderd.sampling.hyperbatch.compact import compact
-from loaderd.sampling.hyperbatch.session import Sampled, StructureArea
+from loaderd.sampling.hyperbatch.session import AreaFull, Sampled, StructureArea
 from loaderd.sampling.structure import Structure
 
 _MORE = 4  # a small workspace has room for a quarter more than was seen
@@ -25,48 +25,43 @@ class Workspaces:
     """
 
     def __init__(self) -> None:
-        self._spare: dict[bool, concurrency.SimpleQueue[Workspace]] = {  # by whether they are small
-            False: concurrency.SimpleQueue(),
-            True: concurrency.SimpleQueue(),
-        }
-        self._total = {False: 0, True: 0}
-
-    @property
-    def total(self) -> int:
-        return sum(self._total.values())
+        # by whether they are small
+        self._spare: dict[bool, list[Workspace]] = {False: [], True: []}
+        self._changed = concurrency.Condition()
+        self.total = 0
 
     def add(self, work: Workspace) -> None:
-        self._total[work.small] += 1
+        self.total += 1
         self.give(work)
 
     def take(self, large: bool = False) -> Workspace:
-        """One, as soon as there is one."""
-        if large or not self._total[True]:
-            return self._spare[False].get()
-        return self.try_take() or self._spare[True].get()
+        """One, as soon as there is one; a small one if there are both, unless `large`."""
+        kinds = (False,) if large else (True, False)
+        with self._changed:
+            self._changed.wait_for(lambda: any(self._spare[small] for small in kinds))
+            return next(self._spare[small] for small in kinds if self._spare[small]).pop()
 
     def try_take(self, structure: Structure | None = None) -> Workspace | None:
         """One that holds a batch of this structure, or None where those are in use."""
-        for small in (True, False):
-            with contextlib.suppress(concurrency.Empty):
-                work = self._spare[small].get_nowait()
-                if structure is None or _holds(work, structure):
-                    return work
-                self.give(work)
+        with self._changed:
+            for spare in (self._spare[True], self._spare[False]):
+                if spare and (structure is None or _holds(spare[-1], structure)):
+                    return spare.pop()
         return None
 
     def try_take_large(self) -> Workspace | None:
         """One that holds any batch, or None where those are in use."""
-        with contextlib.suppress(concurrency.Empty):
-            return self._spare[False].get_nowait()
-        return None
+        with self._changed:
+            return self._spare[False].pop() if self._spare[False] else None
 
     def give(self, work: Workspace) -> None:
-        self._spare[work.small].put(work)
+        with self._changed:
+            self._spare[work.small].append(work)
+            self._changed.notify_all()
 
     @property
     def all_home(self) -> bool:
-        return sum(q.qsize() for q in self._spare.values()) == self.total
+        return sum(map(len, self._spare.values())) == self.total
 
 
 def usual_shape(seen: Sequence[Structure], worst: Shape, fanouts: Sequence[Sequence[int]]) -> Shape:
@@ -101,11 +96,16 @@ def _holds(work: Workspace, structure: Structure) -> bool:
 
 
 class SessionWorkers:
-    """Workers, and the workspaces of a session that they use."""
+    """Workers, and the workspaces of a session that they use.
+
+    A worker waits for no workspace: batches that are handed out hold some until a worker, or the
+    client, has done its part.  The thread that asks for steps does wait for those that they need.
+    """
 
     def __init__(self, workspaces: Workspaces, submit: Submit, given: Callable[[], None]) -> None:
         """`submit`: to a worker, after what batches wait for.  `given`: a workspace is back."""
         self._workspaces, self._submit, self._given = workspaces, submit, given
+        self._large: Workspace | None = None  # that all steps are done in, one after another
 
     def run(self, count: int, step: Callable[[int, Workspace], bool]) -> None:
         """step(0), step(1), ... in order, several at a time, until one returns False.
@@ -114,19 +114,37 @@ class SessionWorkers:
         """
         if count == 0:
             return
-        work = _Work(count)
-        work.active = max(1, min(self._workspaces.total - 1, count))  # one is for handing out
-        for _ in range(work.active):
-            self._submit(partial(self._step, work, step))
-        work.done.wait()
+        work, own = _Work(count), self._large or self._workspaces.take()
+        if self._large is None:  # one is for handing out
+            work.active = max(1, min(self._workspaces.total - 1, count))
+        try:
+            for space in [own, *[None] * (work.active - 1)]:
+                self._submit(partial(self._step, work, step, space))
+            work.done.wait()
+        finally:
+            if self._large is None:
+                self._give(own)
         if work.error is not None:
             raise work.error
+
+    @contextlib.contextmanager
+    def in_large(self) -> Iterator[None]:
+        """Inside, steps are done in one large workspace; the caller waits until there is one."""
+        large = self._large = self._workspaces.take(large=True)
+        try:
+            yield
+        finally:
+            self._large = None
+            self._give(large)
 
     @contextlib.contextmanager
     def large_enough(
         self, work: Workspace, build: Callable[[Workspace], Built]
     ) -> Iterator[tuple[Built, Workspace]]:
-        """What `build` makes of a workspace, or of a large one where it is too small."""
+        """What `build` makes of a workspace, or of a large one where it is too small.
+
+        Raises AreaFull: those are in use; see `in_large`.
+        """
         try:
             built = build(work)
         except WorkspaceFull:
@@ -135,26 +153,37 @@ class SessionWorkers:
         else:
             yield built, work
             return
-        large = self._workspaces.take(large=True)
+        if (large := self._workspaces.try_take_large()) is None:
+            raise AreaFull
         try:
             yield build(large), large
         finally:
             self._workspaces.give(large)
 
-    def _step(self, work: "_Work", step: Callable[[int, Workspace], bool]) -> None:
-        i = work.next()
-        if i is None:
+    def _give(self, work: Workspace) -> None:
+        self._workspaces.give(work)
+        self._given()
+
+    def _step(
+        self, work: "_Work", step: Callable[[int, Workspace], bool], own: Workspace | None
+    ) -> None:
+        """One step in `own`, or in one that is free now: without one this chain of steps ends."""
+        space = own or self._workspaces.try_take()
+        i = None if space is None else work.next()
+        if space is None or i is None:
+            if space is not None and own is None:
+                self._give(space)
+            work.leave()
             return
-        space = self._workspaces.take()
         try:
             work.stop = not step(i, space) or work.stop
         except BaseException as error:
             work.error, work.stop = work.error or error, True
             clear_workspace(space)  # its tables may be half filled
         finally:
-            self._workspaces.give(space)
-            self._given()
-        self._submit(partial(self._step, work, step))
+            if own is None:
+                self._give(space)
+        self._submit(partial(self._step, work, step, own))
 
 
 class _Work:
@@ -163,21 +192,25 @@ class _Work:
     def __init__(self, count: int) -> None:
         self.error: BaseException | None = None
         self.stop = False
-        self.active = 0
+        self.active = 1  # chains of steps
         self.done = concurrency.Event()
         self._count, self._next = count, 0
         self._lock = concurrency.Lock()
 
     def next(self) -> int | None:
-        """The next step; None: this chain of steps ends."""
+        """The next step; None: there is none."""
         with self._lock:
             if self.stop or self._next == self._count:
-                self.active -= 1
-                if self.active == 0:
-                    self.done.set()
                 return None
             self._next += 1
             return self._next - 1
+
+    def leave(self) -> None:
+        """One chain of steps ends."""
+        with self._lock:
+            self.active -= 1
+            if self.active == 0:
+                self.done.set()
 
 
 class BatchSampler:
@@ -193,15 +226,20 @@ class BatchSampler:
         results: list[Sampled | None] = [None] * len(units)
 
         def step(i: int, work: Workspace) -> bool:
-            with self._crew.large_enough(work, lambda w: self._build(units[i], w)) as (found, w):
-                results[i] = compact(first + i, units[i], found, w, area)
+            try:
+                with self._crew.large_enough(work, lambda w: self._build(units[i], w)) as built:
+                    results[i] = compact(first + i, units[i], built[0], built[1], area)
+            except AreaFull:
+                return False
             return results[i] is not None and not cancelled()
 
         self._crew.run(len(units), step)
-        if results and results[0] is None:  # it came last: those after it had taken all the room
+        # it came last, and those after it had taken all the room; or large workspaces were in use
+        if results and results[0] is None and not cancelled():
             area.rewind()
             results = [None]
-            self._crew.run(1, step)
+            with self._crew.in_large():
+                self._crew.run(1, step)
         found: list[Sampled] = []
         for sampled in results:
             if sampled is None:

@@ -63,6 +63,16 @@ class BatchRules(NamedTuple):
     record: EdgeRecord  # what comes with each sampled edge
 
 
+def _halves(units: Sequence[Unit]) -> Iterator[Sequence[Unit]]:
+    """Ever fewer of them, down to the first one."""
+    count = max(1, len(units) // 2)
+    while units:
+        yield units[:count]
+        if count == 1:
+            return
+        count //= 2
+
+
 class BlockSampler:
     """Where the graph is not in memory: a block is read once a hop for all batches."""
 
@@ -102,10 +112,18 @@ class BlockSampler:
         # few may not have a batch of each rank
         known = ranks if len(units) >= self._plan.together else ranks.union(self._ranks)
         self._ranks = sorted(known)
-        while units and not cancelled():
+        for number, some in enumerate([units, *_halves(units)]):
+            if not some or cancelled():
+                break
             found: list[UnfinishedBatch] = []
+            # Large workspaces may be in use until the client takes batches, and it may wait for
+            # another session: one is waited for before the turn comes, which others wait for.
+            large: contextlib.AbstractContextManager[None] = (
+                self._crew.in_large() if number else contextlib.nullcontext()
+            )
             try:
-                found = self._sample(units, area, early, cancelled)
+                with large:
+                    found = self._sample(some, area, early and not number, cancelled)
             finally:
                 if not found:
                     self._forget()
@@ -113,7 +131,6 @@ class BlockSampler:
                 self._expected = self._after(found[-1].unit)
                 return [self._finish(first + i, batch) for i, batch in enumerate(found)]
             area.rewind()  # so many took it all and none was done
-            units, early = units[: len(units) // 2], False
         return []
 
     def _sample(

@@ -118,6 +118,39 @@ def fail(_work: Workspace) -> str:
     raise WorkspaceFull
 
 
+def test_the_only_worker_waits_for_no_workspace_that_is_handed_out():
+    """A batch that is handed out has the large one until that worker has done its next step."""
+    workspaces = Workspaces()
+    for small in (False, True):
+        workspaces.add(make_work(4 if small else 20, small))
+    handed_out = workspaces.try_take_large()
+    assert handed_out is not None
+    left = [handed_out]
+
+    def give_back() -> None:
+        while left:
+            workspaces.give(left.pop())
+
+    def build(unit: Unit, work: Workspace) -> Structure:
+        if work.small:
+            worker.submit(give_back)
+            raise WorkspaceFull
+        work.n_id[:5], work.local[:4] = unit.step, [2, 3, 0, 4]
+        return STRUCTURE
+
+    area = StructureArea(np.zeros(1 << 12, np.uint8))
+    with ThreadPoolExecutor(1) as worker, ThreadPoolExecutor(1) as session:
+        crew = SessionWorkers(workspaces, lambda step: worker.submit(step), lambda: None)
+        sampler: Any = BatchSampler(build, crew)
+        coming = session.submit(sampler.sample, [Unit(0, 3, 0, 2)], 7, area, lambda: False)
+        try:
+            found = coming.result(timeout=10)
+        finally:
+            give_back()  # in a test that fails the worker would wait for ever
+    assert [(s.batch, s.unit.step) for s in found] == [(7, 3)]
+    assert workspaces.all_home
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_batches_up_to_the_first_without_room_are_sampled(crew, late):
     """If the first one comes last, those after it have taken all the room."""
