@@ -204,8 +204,10 @@ class LookAhead:
         blocks = max(r.num_blocks for r in manifest.relations)
         ids = ITEM_BYTES[manifest.id_dtype]
         absent = resources.budget.graph_blocks - resources.broker.graph_preferred
+        scratch = [scratch_bytes(s, blocks, ids, record) for s in seen]
         return PassEstimate(
-            max(sum(scratch_bytes(s, blocks, ids, record)) for s in seen),
+            max(map(sum, scratch)),
+            max(map(max, scratch)),
             max(scratch_bytes(worst, blocks, ids, record)),
             max(begun_bytes(s, ids, record) for s in seen),
             len(worst.frontiers) - 1,

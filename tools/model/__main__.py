@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -134,7 +134,7 @@ def main(words: Sequence[str]) -> None:
     if name not in commands:
         raise SystemExit(f"{name!r}: expected one of {', '.join(commands)}")
     options, work = commands[name]
-    given = parse(options, words[1:], f"python -m tools.model {name}")
+    given: Any = parse(options, words[1:], f"python -m tools.model {name}")
     try:
         work(given)  # type: ignore[operator]
     except (OSError, StoreError, ValueError) as error:

@@ -99,8 +99,9 @@ def _cut_hyper(
     rows -= count * (-(-each // slot) + own.transit)
     item, blocks = ITEM_BYTES[manifest.id_dtype], manifest.relations[0].num_blocks
     absent = budget.graph_blocks - budget.graph_slots
+    scratch = scratch_bytes(usual, blocks, item, 0)
     passes = PassEstimate(
-        sum(scratch_bytes(usual, blocks, item, 0)),
+        sum(scratch), max(scratch),
         max(scratch_bytes(_worst(worst), blocks, item, 0)), begun_bytes(usual, item, 0),
         len(worst.frontier) - 1, absent * slot,
     )  # fmt: skip

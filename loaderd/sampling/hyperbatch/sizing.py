@@ -37,10 +37,15 @@ class PassEstimate(NamedTuple):
     """What sampling takes if the graph is not in memory, but passes by; bytes."""
 
     scratch: int  # of a pass, for a batch at each hop
+    widest: int  # of a pass, for a batch at its widest hop
     least_scratch: int  # of the worst batch there may be, at its widest hop
     begun: int  # of a batch before its last hop
     early: int  # hyperbatches that are begun early, not bytes
-    read: int  # by a pass
+    read: int  # for a hyperbatch
+
+    def by_hops(self) -> "PassEstimate":
+        """Of a session that begins nothing early: a pass for each hop of a hyperbatch."""
+        return self._replace(scratch=self.widest, early=0, read=self.read * (self.early + 1))
 
 
 class Estimate(NamedTuple):
@@ -106,6 +111,22 @@ def cut_hyper(
 
     asked   minibatches of a hyperbatch that the client wants, 0: as many as have room
     """
+    found = _cut_hyper(room, files, need, estimate, readers, window, asked)
+    if found is None and estimate.passes is not None:
+        less = estimate._replace(passes=estimate.passes.by_hops())
+        return _cut_hyper(room, files, need, less, readers, window, asked)
+    return found
+
+
+def _cut_hyper(
+    room: int,
+    files: ServedFiles,
+    need: SessionNeed,
+    estimate: Estimate,
+    readers: int,
+    window: int,
+    asked: int,
+) -> HyperSizing | None:
     slot_bytes, id_dtype = files.slot_bytes, files.id_dtype
     types, most = rows_by_type(files.served), asked or estimate.num_steps
     if not types:

@@ -34,7 +34,7 @@ def spread(total: int, regions: int) -> np.ndarray:
 def test_a_cut_takes_no_more_than_there_is(room, together, asked):
     regions = region_rows(rows_by_type(SERVED)[0]).size
     wanted = tuple(spread(n, regions) for n in (10_000, 18_000, 30_000))
-    passes = PassEstimate(1 << 19, 1 << 20, 1 << 17, 2, 500 << 20) if together else None
+    passes = PassEstimate(1 << 19, 1 << 18, 1 << 20, 1 << 17, 2, 500 << 20) if together else None
     estimate = Estimate(100, 1 << 20, 1 << 20, 10_000, NEED.structure << 20, wanted, passes)
     cut = cut_hyper(room, FILES, NEED, estimate, 8, 4, asked)
     if cut is None:
