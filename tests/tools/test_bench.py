@@ -163,7 +163,9 @@ def test_placements_share_seeds_edges_and_rows_as_they_say(folder):
 def test_rows_of_a_peer_and_a_plain_copy(folder):
     given = peers.PeersOptions(folder, nodes=40_000, features=32, degree=2)
     (plan,) = peers.peers(given)
-    assert [ratio[1:] for ratio in plan.ratios] == [(peers.ROWS, "GB_per_s", peers.PLAIN)]
+    assert [ratio[1:] for ratio in plan.ratios] == [
+        (peers.ROWS, "GB_per_s", plain) for plain in (peers.PLAIN, peers.TUNED)
+    ]
     for side in plan.sides:
         with contextmanager(side.work)(*side.arguments) as one_round:
             figures = [one_round() for _ in range(2)]
