@@ -1,6 +1,8 @@
 """Comparisons of accuracy on tiny graphs: the ways of each case, and differences in pairs."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -151,6 +153,15 @@ def test_every_way_of_macro_batches(graph, tmp_path):
     assert [x["way"] for x in found] == names
     assert all(40 < x["accuracy"] <= 100 for x in found)  # of four classes
     assert found[0]["steps"] < found[1]["steps"]
+
+
+def test_runs_of_the_command_may_be_in_processes_of_their_own(graph, tmp_path):
+    out = tmp_path / "lines"
+    words = ["--ways", "in memory", "--seeds", "2", "--jobs", "2", "--epochs", "1", "--hidden", "8"]
+    words += ["--num-neighbors", "3", "2", "--batch-size", "20", "--mem", "32M", "--out", str(out)]
+    command = [sys.executable, "-m", "tools.compare", "macro", str(graph), *words]
+    subprocess.run([*command, "--partitions", "16"], check=True, timeout=200)
+    assert sorted(line["seed"] for line in read_lines(out)) == [0, 1]
 
 
 def test_home_placement_and_data_parallelism(graph, tmp_path):

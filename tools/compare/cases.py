@@ -3,14 +3,19 @@
 Each iteration of a loader gives the batches of the next epoch.
 """
 
+import math
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass, field
+from functools import cache, partial
+from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 
@@ -21,8 +26,15 @@ from clients.large.history import HistoricalEmbeddings, HistoryTables, TableSpec
 from clients.micrograph.dataset import HomeDataset
 from clients.ranks import Ranks
 from clients.torch import HopDataset, NeighborDataset
+from tools.command import stamped
 from tools.compare import tasks
-from tools.compare.tasks import CompareOptions, HistoryStep, fill_absent
+from tools.compare.tasks import (
+    CompareOptions,
+    HistoryStep,
+    ServedStore,
+    TrainingTask,
+    fill_absent,
+)
 
 
 @dataclass(frozen=True)
@@ -316,3 +328,56 @@ CASES = {
         best=True,
     ),
 }  # fmt: skip
+
+
+@cache
+def task_of(case: str, options: CompareOptions, served: ServedStore) -> TrainingTask:
+    return CASES[case].task(options, served)
+
+
+def endless(loader: Iterable[Any]) -> Iterator[Any]:
+    """Batches of one epoch after the other."""
+    while True:
+        yield from loader
+
+
+def train(
+    case: str, options: CompareOptions, served: ServedStore, name: str, seed: int
+) -> dict[str, Any]:
+    """One run, of the way with this name: its line."""
+    torch.set_num_threads(options.threads)
+    warnings.filterwarnings("ignore", "Using 'NeighborSampler' without")  # pyg-lib may be missing
+    task = task_of(case, options, served)
+    way = next(w for w in CASES[case].ways(options) if w.name == name)
+    torch.manual_seed(seed)
+    model = task.model(*way.model)
+    optimizer = torch.optim.Adam(
+        model.parameters(), options.learning_rate, weight_decay=options.weight_decay, fused=True
+    )
+    loader = way.loader(TrainingRun(options, way, seed, served.endpoint, task))
+    batches, some = endless(loader), options.steps // options.epochs
+    found: list[tuple[float, float]] = []
+    for epoch in range(options.epochs):
+        model.train()
+        if options.cosine:
+            share = (1 + math.cos(math.pi * epoch / options.epochs)) / 2
+            optimizer.param_groups[0]["lr"] = share * options.learning_rate
+        steps = 0
+        for batch in islice(batches, some) if some else loader:
+            steps += 1
+            loss = task.loss(model, batch)
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+        if CASES[case].best or epoch >= options.epochs * 4 // 5:
+            with torch.no_grad():
+                found.append(task.test(model.eval()))
+    data = getattr(loader, "dataset", loader)
+    if hasattr(data, "close"):
+        data.close()
+    score = max(found)[1] if CASES[case].best else fmean(test for _, test in found)
+    return stamped(
+        "compare", case=case, graph=options.folder.name, way=name, against=way.against, seed=seed,
+        accuracy=score, steps=steps,
+        settings=asdict(options),
+    )  # fmt: skip
