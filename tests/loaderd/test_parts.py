@@ -63,7 +63,8 @@ def owners_of(store: Store, kind: str, servers: int) -> np.ndarray:
 
 @pytest.mark.parametrize("mem", [LEAST, AMPLE], ids=["least", "ample"])
 @pytest.mark.parametrize(
-    ("servers", "kind"), [(2, "partitions"), (4, "random"), (8, "partitions"), (8, "random")]
+    ("servers", "kind"),
+    [(2, "partitions"), (2, "random"), (4, "random"), (8, "partitions"), (8, "random")],
 )
 def test_every_daemon_gives_the_batches_of_the_whole_store(
     whole: Path, tmp_path: Path, digests: dict[str, str], mem: int, servers: int, kind: str
