@@ -111,22 +111,6 @@ def cut_hyper(
 
     asked   minibatches of a hyperbatch that the client wants, 0: as many as have room
     """
-    found = _cut_hyper(room, files, need, estimate, readers, window, asked)
-    if found is None and estimate.passes is not None:
-        less = estimate._replace(passes=estimate.passes.by_hops())
-        return _cut_hyper(room, files, need, less, readers, window, asked)
-    return found
-
-
-def _cut_hyper(
-    room: int,
-    files: ServedFiles,
-    need: SessionNeed,
-    estimate: Estimate,
-    readers: int,
-    window: int,
-    asked: int,
-) -> HyperSizing | None:
     slot_bytes, id_dtype = files.slot_bytes, files.id_dtype
     types, most = rows_by_type(files.served), asked or estimate.num_steps
     if not types:
@@ -286,4 +270,7 @@ def cut_without_cache(
         if cut.slots(0) <= room:
             return cut
         size -= 1
+    if passes.early:
+        less = estimate._replace(passes=passes.by_hops())
+        return cut_without_cache(room, slot_bytes, need, less, most)
     return None
