@@ -2,8 +2,7 @@
 
 import os
 import shutil
-import signal
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,6 +16,7 @@ from blockstore.format import EXTEND_FOLDER, Manifest, RowArray
 from blockstore.store import open_store, read_rows
 from blockstore.verify import verify_store
 from tests.graphs import make_csc
+from tests.kills import counted, kill_at
 from tests.preprocess.test_resume import tree
 from tests.stores import write_store
 
@@ -78,30 +78,7 @@ def test_leaving_without_commit_undoes_everything(store: Path):
     assert not (store / EXTEND_FOLDER).exists()
 
 
-def counted(function: Callable[..., None], seen: list[int], last: int) -> Callable[..., None]:
-    """The function, that kills this process at its so many-th call."""
-
-    def call(*arguments: object) -> None:
-        seen[0] += 1
-        if seen[0] == last:
-            os.kill(os.getpid(), signal.SIGKILL)
-        function(*arguments)
-
-    return call
-
-
-def killed_at(path: Path, last: int) -> None:
-    """Extend in a process that is killed before its so many-th rename or flush."""
-    child = os.fork()
-    if child:
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        return
-    try:
-        seen = [0]
-        os.rename, os.fsync = counted(os.rename, seen, last), counted(os.fsync, seen, last)
-        extend(path)
-    finally:
-        os._exit(1)
+CALLS = ("rename", "fsync")
 
 
 def test_a_kill_at_each_step_leaves_the_old_store_or_the_new_one(
@@ -111,14 +88,14 @@ def test_a_kill_at_each_step_leaves_the_old_store_or_the_new_one(
     whole, seen = tmp_path / "whole", [0]
     shutil.copytree(store, whole)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", counted(os.rename, seen, -1))
-        patch.setattr(os, "fsync", counted(os.fsync, seen, -1))
+        for name in CALLS:
+            patch.setattr(os, name, counted(getattr(os, name), seen, -1))
         old, new = open_store(store).manifest, extend(whole)
     found = []
     for last in (1, seen[0] // 2, *range(seen[0] - 11, seen[0] + 1)):
         path = tmp_path / f"killed-{last}"
         shutil.copytree(store, path)
-        killed_at(path, last)
+        kill_at(partial(extend, path), CALLS, last)
         assert (path / EXTEND_FOLDER).exists()
         verify_store(path)
         found.append(open_store(path).manifest)

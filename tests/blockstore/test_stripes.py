@@ -4,8 +4,6 @@ import errno
 import logging
 import os
 import shutil
-import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +30,7 @@ from blockstore.store import BlockedFile, Store, open_store, read_rows, scan_blo
 from blockstore.stripes import STRIPE, STRIPES, Deal, StripeSet
 from blockstore.verify import verify_store
 from tests.graphs import make_csc
+from tests.kills import counted, kill_at
 from tests.preprocess.test_commands import good, refused
 from tests.preprocess.test_resume import tree
 from tests.reads import watch_reads
@@ -212,33 +211,7 @@ def test_a_store_is_dealt_dealt_again_and_gathered(whole: Path, store: Path, tmp
         deal_store(store, [], nothing)
 
 
-def counted(call: Callable[..., object], seen: list[int], last: int) -> Callable[..., object]:
-    """The call, before whose so many-th time this process is killed."""
-
-    def count(*words: object, **named: object) -> object:
-        seen[0] += 1
-        if seen[0] == last:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return call(*words, **named)
-
-    return count
-
-
 CALLS = ("rename", "fsync", "unlink", "rmdir", "pwrite")
-
-
-def killed_at(store: Path, folders: list[Path], last: int) -> None:
-    child = os.fork()
-    if child:
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        return
-    try:
-        seen = [0]
-        for name in CALLS:
-            setattr(os, name, counted(getattr(os, name), seen, last))
-        deal_store(store, folders, nothing)
-    finally:
-        os._exit(1)
 
 
 @pytest.mark.parametrize("dealt_before", [False, True])
@@ -266,7 +239,7 @@ def test_a_kill_anywhere_leaves_a_whole_store_and_the_next_run_removes_the_rest(
             shutil.rmtree(tmp_path / name, ignore_errors=True)
             if (trial / name).exists():
                 shutil.copytree(trial / name, tmp_path / name)
-        killed_at(store, folders, last)
+        kill_at(lambda: deal_store(store, folders, nothing), CALLS, last)
         now = open_store(store)
         assert verify_store(store).pages
         assert now.manifest.fingerprint == fingerprint
