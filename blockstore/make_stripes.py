@@ -56,7 +56,7 @@ class _Begun(msgspec.Struct, frozen=True):
 def check_folders(folders: Sequence[Path], store: Path) -> tuple[str, ...]:
     """Absolute paths of folders that blocks can be dealt over.
 
-    Raises StoreError: they are too many, the same, or in the store.
+    Raises StoreError: they are too many, the same, in the store, or cannot be written down.
     """
     paths = tuple(str(folder.absolute()) for folder in folders)
     if not 1 <= len(paths) <= MOST_FOLDERS:
@@ -66,6 +66,13 @@ def check_folders(folders: Sequence[Path], store: Path) -> tuple[str, ...]:
     real = [os.path.realpath(path) for path in paths]
     root = os.path.realpath(store)
     for i, path in enumerate(real):
+        try:
+            (paths[i] + root).encode()
+        except UnicodeEncodeError:
+            raise StoreError(
+                f"{ascii(paths[i])} or {ascii(root)}: is no UTF-8, expected names that stripe.json "
+                "can hold; rename it, or give a link to it"
+            ) from None
         if path in real[:i]:
             raise StoreError(
                 f"{paths[i]}: given twice, expected a folder on each disk; leave it out"

@@ -315,6 +315,7 @@ def test_folders_that_cannot_be_are_refused(store: Path, tmp_path: Path):
         ([tmp_path / "a", tmp_path / "link"], "link: given twice"),
         ([store / "a"], "store/a: is in the store"),
         ([store], "store: is in the store"),
+        ([tmp_path / "\udcff"], r"udcff' or .*: is no UTF-8, expected names"),
         ([tmp_path / "file"], "file: is no folder"),
         ([tmp_path / str(i) for i in range(65)], "65 folders, expected 1 to 64"),
     ):
