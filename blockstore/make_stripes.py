@@ -70,7 +70,7 @@ def check_folders(folders: Sequence[Path], store: Path) -> tuple[str, ...]:
             (paths[i] + root).encode()
         except UnicodeEncodeError:
             raise StoreError(
-                f"{ascii(paths[i])} or {ascii(root)}: is no UTF-8, expected names that stripe.json "
+                f"{paths[i]!a} or {root!a}: is no UTF-8, expected names that stripe.json "
                 "can hold; rename it, or give a link to it"
             ) from None
         if path in real[:i]:
