@@ -1,4 +1,4 @@
-"""Bringing work into block order, and rows that pass through into their row area."""
+"""Bringing work into block order."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import leaf, njit
-from blockstore.kernels.rows import ABSENT, copy_row
+from blockstore.kernels.rows import ABSENT
 
 _AHEAD = 32  # entries of a table, asked for before they are taken
 
@@ -75,50 +75,6 @@ def missing_keys(nodes, num, divisor, addresses, keys):
     for i in range(num):
         if addresses[i] == ABSENT:
             keys[i] = np.int64(nodes[i]) // divisor
-
-
-@njit(nogil=True, cache=True)
-def mark_missing(nodes, order, low, high, view, addresses, marks):
-    """Mark the blocks of the rows among entries order[low:high] that have no address yet.
-
-    marks   uint8 (num_blocks,)   out: 1 where a row is needed; the caller clears it
-    """
-    for j in range(low, high):
-        i = order[j]
-        if addresses[i] == ABSENT:
-            marks[(np.int64(nodes[i]) - view.first) // view.rows_per_block] = 1
-
-
-@njit(nogil=True, cache=True)
-def stage_rows(data, nodes, order, low, high, view, addresses, area, cursor):
-    """Copy rows whose block is in transit into the row area, and give them their addresses.
-
-    data       uint8 (arena bytes,)
-    order      uint32                    entries low..high are looked at
-    view       RowView                   its slots: of the blocks that are in transit now
-    addresses  uint64                    in: ABSENT where the row is wanted; out: where it is now
-    area       int64 (slots,)            slots of the row area of this array
-    cursor     int64                     rows in the area so far
-
-    Returns the number of rows in the area, int64.
-    """
-    rows_per_block, row_bytes, slot_bytes = view.rows_per_block, view.row_bytes, view.slot_bytes
-    rows_per_slot = slot_bytes // row_bytes
-    for j in range(low, high):
-        i = order[j]
-        if addresses[i] != ABSENT:
-            continue
-        row = np.int64(nodes[i]) - view.first
-        block = row // rows_per_block
-        slot = np.int64(view.slots[block])
-        if slot < 0:
-            continue
-        source = slot * slot_bytes + (row - block * rows_per_block) * row_bytes
-        target = area[cursor // rows_per_slot] * slot_bytes + (cursor % rows_per_slot) * row_bytes
-        copy_row(data, source, data, target, row_bytes)
-        addresses[i] = target
-        cursor += 1
-    return cursor
 
 
 @njit(nogil=True, cache=True)

@@ -246,13 +246,14 @@ def _divide(entry, divisor):
 
 
 @leaf
-def copy_extents(source, runs, rows, layout, table, area, data, slot_bytes):
+def copy_extents(source, runs, rows, layout, table, first_entry, area, data, slot_bytes):
     """The rows of runs of pages into their entries.
 
-    source   uint8             the pages, run after run
-    runs     int64 (runs, 5)   as `plan_extents` gives them, of `rows`
-    area     int64             arena slots of the array's entries
-    data     uint8             the arena
+    source       uint8             the pages, run after run
+    runs         int64 (runs, 5)   as `plan_extents` gives them, of `rows`
+    table        CacheTable        which entry a row has; None: rows[i] has `first_entry` + i
+    area         int64             arena slots of the array's entries
+    data         uint8             the arena
     """
     row_bytes = layout.row_bytes
     per_slot, start = slot_bytes // row_bytes, 0
@@ -261,12 +262,13 @@ def copy_extents(source, runs, rows, layout, table, area, data, slot_bytes):
         first = runs[k, 0] * layout.blocks_per_shard * layout.block_bytes + runs[k, 1] * _PAGE
         first -= start
         for i in range(runs[k, 3], runs[k, 4]):
-            row = np.int64(rows[i])
-            entry = np.int64(table.base[row >> table.shift])
-            if entry >= 0:
-                entry += row & ((np.int64(1) << table.shift) - 1)
-            else:
-                entry = table.kept + np.int64(table.place[row])
+            row, entry = np.int64(rows[i]), np.int64(first_entry + i)
+            if table is not None:
+                entry = np.int64(table.base[row >> table.shift])
+                if entry >= 0:
+                    entry += row & ((np.int64(1) << table.shift) - 1)
+                else:
+                    entry = table.kept + np.int64(table.place[row])
             block = row // layout.rows_per_block
             at = (row - block * layout.rows_per_block) * row_bytes
             at += block * layout.block_bytes - first

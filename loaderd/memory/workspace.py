@@ -101,7 +101,6 @@ class Workspace:
     multi_block: NDArray[np.uint32]
     multi_block_degrees: NDArray[np.int64]
     marks: NDArray[np.uint8]  # one a block, all 0 between uses
-    transit: NDArray[np.int32]  # one a block, all -1 between uses
     table: NodeTable  # clean between batches
     addresses: list[NDArray[np.uint64]]  # per row array
     positions: NDArray[np.uint32]
@@ -110,7 +109,7 @@ class Workspace:
     record: EdgeRecord  # the words of `records`
     rows: tuple[RowName, ...]  # what `addresses` are of
     small: bool = False  # for what batches usually take, not for the worst
-    # arena slots through which blocks pass while rows are copied
+    # arena slots through which pages pass while rows are copied
     transit_slots: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
@@ -141,7 +140,6 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
         multi_block=array(np.uint32, widest),
         multi_block_degrees=array(np.int64, widest),
         marks=array(np.uint8, sizes.max_blocks),
-        transit=array(np.int32, sizes.max_blocks),
         table=_carve_table(carver, shape, sizes),
         addresses=[array(np.uint64, num_items) for _ in sizes.rows],
         positions=array(np.uint32, num_items),
@@ -170,7 +168,6 @@ def workspace_bytes(shape: Shape, sizes: Sizes) -> int:
 def clear_workspace(workspace: Workspace) -> None:
     """Bring the tables into the state that every batch leaves them in."""
     workspace.marks[:] = 0
-    workspace.transit[:] = -1
     keys, values = workspace.table
     if keys is None:
         values[:] = -1

@@ -68,6 +68,7 @@ class HyperbatchSize(NamedTuple):
     batches: int
     stay: NDArray[np.int64]  # regions, those first whose rows are wanted most
     passing: NDArray[np.float64]  # (regions,) rows of the others that a hyperbatch wants
+    room: float  # bytes for these
 
 
 class RowMemory(NamedTuple):
@@ -81,6 +82,9 @@ class RowMemory(NamedTuple):
 
 
 _AMPLE = 8  # minibatches; more only if that saves reading
+# Batches after those that were tried want rows of regions that none of these wanted: rows that do
+# not stay have this part of the room, at least.
+_LEAST_PASSING = 64
 
 
 def choose_size(
@@ -97,7 +101,7 @@ def choose_size(
     """
     order = np.argsort(-curve.wanted[-1] / np.maximum(1, curve.rows), kind="stable")
     ordered = RegionCurve(curve.rows[order], curve.row_bytes[order], curve.wanted[:, order])
-    best, least = _Cut(1, 0, 0.0), float("inf")
+    best, least = _Cut(1, 0, 0.0, 0.0), float("inf")
     for size in _sizes(min(asked or num_steps, num_steps)):
         cut = _cut(ordered, memory, size)
         if cut is None:
@@ -107,7 +111,7 @@ def choose_size(
             best, least = cut, cost
     passing = curve.grown(best.size)
     passing[order[: best.stay]] = 0
-    return HyperbatchSize(best.size, order[: best.stay], passing)
+    return HyperbatchSize(best.size, order[: best.stay], passing, best.room)
 
 
 def _sizes(most: int) -> Iterator[int]:
@@ -123,6 +127,7 @@ class _Cut(NamedTuple):
     size: int
     stay: int  # regions that do, the first ones
     read: float  # bytes for a hyperbatch
+    room: float  # bytes for the rows of the others
     fill: float = 0.0  # bytes of the regions that stay
 
 
@@ -133,13 +138,20 @@ def _cut(curve: RegionCurve, memory: RowMemory, size: int) -> _Cut | None:
     page = 1 - (1 - share) ** np.maximum(1, PAGE_BYTES / np.maximum(1, width))  # a page is wanted
     read = curve.rows * width * (1 - (1 - page) ** (memory.gap_pages + 1))
     stays = _sums(curve.rows * width)
-    passes = memory.spare * _sums((wanted * (width + memory.entry_bytes))[::-1])[::-1]
+    passes, others = (
+        _sums((rows * (width + memory.entry_bytes))[::-1])[::-1] for rows in (wanted, curve.rows)
+    )
+    room = memory.room(size)
+    passes = np.maximum(memory.spare * passes, np.minimum(others, room / _LEAST_PASSING))
     useful = 1 + np.count_nonzero(curve.wanted[-1])
-    fitting = np.flatnonzero((stays + passes)[:useful] <= memory.room(size))
+    fitting = np.flatnonzero((stays + passes)[:useful] <= room)
     if not fitting.size:
         return None
     count = int(fitting[-1])
-    return _Cut(size, count, memory.read + float(read[count:].sum()), float(stays[count]))
+    return _Cut(
+        size, count, memory.read + float(read[count:].sum()), float(passes[count]),
+        float(stays[count]),
+    )  # fmt: skip
 
 
 def _sums(values: NDArray[Any]) -> NDArray[Any]:

@@ -1,19 +1,34 @@
 """Rows of a batch: addressed in place where their block stays, else copied to a row area."""
 
-from collections.abc import Sequence
+import contextlib
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import row_geometry
-from blockstore.io.reader import BlockReader
-from blockstore.kernels.order import mark_missing, missing_keys, order_by_block, stage_rows
-from blockstore.kernels.rows import ABSENT, RowView, address_rows, mark_blocks
+from blockstore.io.reader import BlockReader, Transit, make_transit
+from blockstore.io.reading import Reading, wait_all
+from blockstore.kernels.order import distinct, missing_keys, order_by_block
+from blockstore.kernels.rowcache import copy_extents, plan_extents
+from blockstore.kernels.rows import (
+    ABSENT,
+    RowLayout,
+    RowView,
+    address_rows,
+    mark_blocks,
+    row_layout,
+)
 from loaderd.memory.blob import Written
 from loaderd.memory.ledger import ServedRows
 from loaderd.memory.residency import BlockPool, PinnedBlocks, Residency
 from loaderd.memory.workspace import Workspace
+from loaderd.monitoring.devicecost import FLASH, DeviceGauge
+
+_PART_ROWS = 1 << 14  # whose pages are planned at a time
+_PARTS_HELD = 2  # on their way at a time
 
 
 class ServedFiles(NamedTuple):
@@ -33,6 +48,7 @@ class RowFile(NamedTuple):
 
     number: int  # among all of the store
     view: RowView
+    layout: RowLayout
     num_blocks: int
     rows_per_slot: int
 
@@ -55,18 +71,22 @@ class Addressed(NamedTuple):
 class RowAssembler:
     """Addresses rows; brings those that cannot stay through transit slots into row areas."""
 
-    def __init__(self, files: ServedFiles, residency: Residency[BlockPool]) -> None:
+    def __init__(
+        self, files: ServedFiles, residency: Residency[BlockPool], gauge: DeviceGauge
+    ) -> None:
+        self._gauge = gauge
         self._residency, self._reader, self._data = residency, files.reader, files.data
-        self._first_file, slot_bytes = files.first_file, files.slot_bytes
+        self._first_file, self._slot_bytes = files.first_file, files.slot_bytes
         self.files = []
         for rows, slots in zip(files.served, residency.pool.slot_of_block, strict=True):
             geometry = row_geometry(rows.array, files.block_bytes)
             t, row_bytes = rows.node_type, rows.array.row_bytes
             view = RowView(
-                t.first, t.num_nodes, geometry.rows_per_block, row_bytes, slots, slot_bytes
+                t.first, t.num_nodes, geometry.rows_per_block, row_bytes, slots, files.slot_bytes
             )
+            layout, num_blocks = row_layout(geometry, row_bytes), geometry.num_blocks
             self.files.append(
-                RowFile(rows.number, view, geometry.num_blocks, slot_bytes // row_bytes)
+                RowFile(rows.number, view, layout, num_blocks, files.slot_bytes // row_bytes)
             )
 
     def _served(self, work: Workspace) -> list[tuple[int, RowFile]]:
@@ -118,8 +138,8 @@ class RowAssembler:
     def _order(self, work: Workspace, num: int) -> int:
         """Put the nodes that miss a row in store order, into `work.order`; returns their number.
 
-        The key is the store id divided by the finest rows_per_block, so that blocks of every array
-        ascend along the order.
+        The key is the store id divided by the finest rows_per_block: parts of the order want other
+        blocks of every array.
         """
         keys = work.blocks[:num]
         keys[:] = -1
@@ -143,58 +163,79 @@ class RowAssembler:
         """Bring the missing rows of nodes order[low:high] into the row area; returns rows copied.
 
         area     per array, slots with room for its rows
-        transit  slots that blocks pass through
+        transit  slots that pages pass through
 
         Raises CorruptBlock, OSError.
         """
-        copied = 0
+        ends = [(slot * self._slot_bytes, (slot + 1) * self._slot_bytes) for slot in transit]
+        passing, copied = make_transit([self._data[first:stop] for first, stop in ends]), 0
         for a, file in self._served(work):
-            marks = work.marks[: file.num_blocks]
-            mark_missing(work.items, work.order, low, high, file.view, work.addresses[a], marks)
-            needed = np.flatnonzero(marks).astype(np.int64)
-            marks[needed] = 0
-            slots = np.asarray(area[a], np.int64)
-            cursor = 0
-            for i in range(0, needed.size, transit.size):
-                blocks = needed[i : i + transit.size]
-                cursor = self._stage_blocks(
-                    work, (a, file), blocks, transit, (low, high), slots, cursor
-                )
+            cursor, slots = 0, np.asarray(area[a], np.int64)
+            on_the_way = deque[Reading]()
+            try:
+                for part in self._parts(work, low, high):
+                    if len(on_the_way) == _PARTS_HELD:
+                        on_the_way.popleft().wait()
+                    positions, rows = self._missing(work, (a, file), part)
+                    if rows.size:
+                        on_the_way.append(self._read(file, rows, slots, cursor, passing))
+                        places = np.arange(cursor, cursor + rows.size)
+                        work.addresses[a][positions] = (
+                            slots[places // file.rows_per_slot] * self._slot_bytes
+                            + places % file.rows_per_slot * file.view.row_bytes
+                        )
+                        cursor += rows.size
+                while on_the_way:
+                    on_the_way.popleft().wait()
+            except BaseException:
+                with contextlib.suppress(Exception):  # the first error is on its way up already
+                    wait_all(on_the_way)
+                raise
             copied += cursor
         return copied
 
-    def _stage_blocks(
+    def _parts(self, work: Workspace, low: int, high: int) -> Iterator[NDArray[np.uint32]]:
+        """The entries order[low:high] in parts, which end between two blocks if these are small."""
+        while low < high:
+            block = int(np.searchsorted(work.block_starts, low + _PART_ROWS, "right")) - 1
+            stop = int(work.block_starts[block])
+            stop = min(high, stop if stop > low else low + _PART_ROWS)
+            yield work.order[low:stop]
+            low = stop
+
+    def _missing(
+        self, work: Workspace, served: tuple[int, RowFile], entries: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Which of the entries miss their row in an array, by its row, and these rows."""
+        a, file = served
+        entries = entries[work.addresses[a][entries] == ABSENT]
+        rows = work.items[entries].astype(np.int64) - file.view.first
+        order = np.argsort(rows)
+        return entries[order], rows[order]
+
+    def _read(
         self,
-        work: Workspace,
-        served: tuple[int, RowFile],
-        blocks: NDArray[np.int64],
-        transit: NDArray[np.int64],
-        bounds: tuple[int, int],
+        file: RowFile,
+        rows: NDArray[np.int64],
         area: NDArray[np.int64],
         cursor: int,
-    ) -> int:
-        (a, file), slots = served, transit[: blocks.size]
-        wanted, view = None, file.view
-        if self._reader.files[self._first_file + file.number].holes is not None:
-            # of blocks that another server has only rows that are wanted cross the network
-            items = work.items[work.order[bounds[0] : bounds[1]]].astype(np.int64)
-            wanted = np.unique(items) - view.first
-            wanted = wanted[(wanted >= 0) & (wanted < view.num_nodes)]
-        self._reader.read(self._first_file + file.number, blocks, slots, wanted)
-        where = work.transit[: file.num_blocks]
-        where[blocks] = slots
-        finest = self._finest(work)
-        first = (view.first + int(blocks[0]) * view.rows_per_block) // finest
-        last = (view.first + (int(blocks[-1]) + 1) * view.rows_per_block - 1) // finest
-        last = min(last, work.block_starts.size - 2)
-        low = max(bounds[0], int(work.block_starts[first]))
-        high = min(bounds[1], int(work.block_starts[last + 1]))
-        rows: int = stage_rows(
-            self._data, work.items, work.order, low, high, view._replace(slots=where),
-            work.addresses[a], area, cursor,
-        )  # fmt: skip
-        where[blocks] = -1
-        return rows
+        passing: Transit,
+    ) -> Reading:
+        """Begin to read the pages of rows, which ascend, and to copy each to its place."""
+        number = self._first_file + file.number
+        gap_pages = (self._gauge.known or FLASH).gap_pages
+        runs = np.empty((rows.size, 5), np.int64)
+        runs = runs[: plan_extents(rows, 0, rows.size, file.layout, gap_pages, passing.pages, runs)]
+
+        def copy(low: int, high: int, pages: NDArray[np.uint8]) -> None:
+            copy_extents(
+                pages, runs[low:high], rows, file.layout, None, cursor, area, self._data,
+                self._slot_bytes,
+            )  # fmt: skip
+
+        # of blocks that another server has only rows that are wanted cross the network
+        wanted = None if self._reader.files[number].holes is None else distinct(rows)
+        return self._reader.stream(number, runs, passing, copy, rows=wanted)
 
     def group_arrays(
         self, work: Workspace, num: int, positions: NDArray[np.uint32] | None

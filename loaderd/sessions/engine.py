@@ -135,14 +135,15 @@ class Engine(Closing):
             served, self.reader, first_rows, arena.data, budget.slot_bytes, manifest.block_bytes,
             manifest.id_dtype,
         )  # fmt: skip
-        assembler = RowAssembler(row_files, self.rows)
+        gauge = DeviceGauge(self.reader)
+        assembler = RowAssembler(row_files, self.rows, gauge)
         original = tables.array(np.dtype(manifest.id_dtype), manifest.num_nodes)
         for t in manifest.types:
             for row, ids in scan_rows(store, t.original_id):
                 original[t.first + row : t.first + row + ids.size] = ids
         return StoreResources(
             store=store, settings=self.settings, budget=budget, broker=self.broker, arena=arena,
-            reader=self.reader, gauge=DeviceGauge(self.reader), workers=shared.workers,
+            reader=self.reader, gauge=gauge, workers=shared.workers,
             trace=shared.trace, graph=self.graph, topology=topology, assembler=assembler,
             builder=Builder(topology, assembler, arena, original), rows=row_files,
             first_copied=first_copied,

@@ -79,7 +79,7 @@ class SessionSizing(NamedTuple):
     """How much of each a session gets: physical, so it may follow the budget."""
 
     workers: int  # workspaces
-    transit: int  # slots of each workspace, for blocks that pass through
+    transit: int  # slots of each workspace, for pages that pass through
     quota: int  # slots for batches
     window: int  # batches in flight
 
@@ -386,7 +386,7 @@ class WorkspaceNeed(NamedTuple):
 
     shape: Shape  # of a batch
     number: int
-    transit: int  # slots of each, for blocks that pass through
+    transit: int  # slots of each, for pages that pass through
     small: bool = False  # they hold what batches usually take, and not the worst there may be
 
 

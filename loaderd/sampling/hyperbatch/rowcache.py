@@ -408,7 +408,7 @@ class RowCache:
     ) -> Callable[[int, int, NDArray[np.uint8]], None]:
         def copy(low: int, high: int, pages: NDArray[np.uint8]) -> None:
             copy_extents(
-                pages, runs[low:high], t.listed, a.layout, t.table, a.area, self._data,
+                pages, runs[low:high], t.listed, a.layout, t.table, 0, a.area, self._data,
                 self._slot_bytes,
             )  # fmt: skip
 

@@ -224,12 +224,13 @@ def share_rows(
 ) -> list[CacheShare]:
     """What of each node type has room in `num_bytes`: regions that stay, entries for the others.
 
-    Of the regions chosen those stay that are wanted most, as many as have room.
+    Of the regions chosen those stay that are wanted most, as many as have room beside the rows that
+    pass: a batch whose rows do not fit is read alone, block by block.
     """
     counts, widths = [region_rows(t) for t in types], [_row_bytes(t, slot_bytes) for t in types]
     sizes = np.concatenate([rows * width for rows, width in zip(counts, widths, strict=True)])
     taken = np.cumsum(sizes[chosen.stay])
-    count = int(np.searchsorted(taken, num_bytes, "right"))
+    count = int(np.searchsorted(taken, num_bytes - chosen.room, "right"))
     left = num_bytes - int(taken[count - 1] if count else 0)
     stays = np.isin(np.arange(sizes.size), chosen.stay[:count])
     starts = np.cumsum([0, *(rows.size for rows in counts)])

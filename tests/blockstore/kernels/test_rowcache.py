@@ -136,7 +136,7 @@ def test_runs_cover_the_rows_and_copies_bring_them(rows, row_bytes, gap, most, s
         pages_read.append(disk[first : first + pages * PAGE_BYTES])
     for cut in (slice(0, 2), slice(2, None)):  # a task, and those after it
         source = np.concatenate([disk[:0], *pages_read[cut]])
-        k.copy_extents(source, runs[cut], listed, layout, table, area, data, slot)
+        k.copy_extents(source, runs[cut], listed, layout, table, 0, area, data, slot)
     out = np.zeros(listed.size, np.uint64)
     k.address_entries(listed, listed.size, 0, 401, table, area, slot, row_bytes, out)
     assert np.unique(out).size == listed.size

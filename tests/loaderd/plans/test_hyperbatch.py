@@ -39,16 +39,17 @@ curves = st.lists(st.tuples(*[st.integers(0, 100)] * 3).map(sorted), min_size=1,
 
 def takes(curve: RegionCurve, memory: RowMemory, size: int, stay: set[int]) -> tuple[float, float]:
     """Bytes of memory, and bytes read for a hyperbatch: the rules in words."""
-    room, read = 0.0, 0.0
+    room, passing, others, read = 0.0, 0.0, 0.0, 0.0
     for region, wanted in enumerate(curve.grown(size).tolist()):
         rows = int(curve.rows[region])
         if region in stay:
             room += rows * WIDTH
             continue
-        room += memory.spare * wanted * (WIDTH + memory.entry_bytes)
+        passing += memory.spare * wanted * (WIDTH + memory.entry_bytes)
+        others += rows * (WIDTH + memory.entry_bytes)
         page = 1 - (1 - wanted / rows) ** (4096 / WIDTH)
         read += rows * WIDTH * (1 - (1 - page) ** (memory.gap_pages + 1))
-    return room, read
+    return room + max(passing, min(others, memory.room(size) / 64)), read
 
 
 @given(

@@ -64,12 +64,12 @@ SLOT = 400_000  # nothing is left over of one
 A, B = TypeRows(0, 1000, (0,), (400,)), TypeRows(1000, 3000, (1, 2), (50, 50))
 
 
-def choose(stay: list[int], passing: tuple[float, float]) -> HyperbatchSize:
-    """`passing`: rows of each type that pass, all in its last region."""
+def choose(stay: list[int], passing: tuple[float, float], room: float = 0.0) -> HyperbatchSize:
+    """`passing`: rows of each type that pass, all in its last region, and bytes for them."""
     counts = [region_rows(t).size for t in (A, B)]
     wanted = np.zeros(sum(counts))
     wanted[counts[0] - 1], wanted[-1] = passing
-    return HyperbatchSize(4, np.array(stay, np.int64), wanted)
+    return HyperbatchSize(4, np.array(stay, np.int64), wanted, room)
 
 
 def test_entries_go_to_types_by_what_of_their_rows_passes():
@@ -88,6 +88,9 @@ def test_rows_that_stay_come_first():
     assert (a.stay.size, a.stay_rows) == (0, 0)  # it has no room after all
     a, b = share_rows([A, B], SLOT, choose([2, 1, 0], (1.0, 9.0)), 2 * first * 400 + 9, "uint32")
     assert (a.stay.tolist(), a.stay_rows) == ([1, 2], 2 * first)  # those that are wanted most
+    chosen = choose([2, 1, 0], (1.0, 9.0), 5000.0)
+    a, b = share_rows([A, B], SLOT, chosen, 2 * first * 400 + 4999, "uint32")
+    assert (a.stay.tolist(), a.stay_rows) == ([2], first)  # rows that pass have room beside them
 
 
 def test_next_to_all_rows_stay_where_there_is_room_for_next_to_all():
