@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore import concurrency
-from blockstore.format import ITEM_BYTES
+from blockstore.format import ITEM_BYTES, PAGE_BYTES
 from blockstore.kernels.rowcache import count_new
 from loaderd.api.errors import Refused
 from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows, structure_bytes
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Sizes, workspace_bytes
-from loaderd.monitoring.devicecost import DeviceCost
+from loaderd.monitoring.devicecost import RUN_BYTES, DeviceCost
 from loaderd.monitoring.logs import tell
 from loaderd.sampling.hyperbatch.rowcache import region_rows, region_shift, rows_by_type
 from loaderd.sampling.hyperbatch.session import (
@@ -126,13 +126,13 @@ class LookAhead:
         try:
             with resources.allocation() as room:
                 try:
-                    areas = [
-                        StructureArea(room.run(n, LOOK_WAIT_S)) for n in parts[: 1 + self._together]
-                    ]
+                    memory = [room.run(n, LOOK_WAIT_S) for n in parts[: 1 + self._together]]
+                    areas = [StructureArea(piece) for piece in memory]
                     found = self._sampler(areas[1:]).sample(units, 0, areas[0], lambda: False)
                     if not found:
                         return None
                     seen = self._seen(found, areas[0].used)
+                    self._measure(memory[0])
                     seconds = round(concurrency.monotonic() - begun, 2)
                     tell(log, logging.INFO, "looked ahead", batches=len(found), seconds=seconds)
                     return seen
@@ -140,6 +140,13 @@ class LookAhead:
                     room.free()
         except Refused:
             return None
+
+    def _measure(self, memory: NDArray[np.uint8]) -> None:
+        """Know what reading rows costs, through memory that nothing stands in."""
+        readers = self._resources.settings.readers
+        each = min(RUN_BYTES, memory.size // readers) // PAGE_BYTES * PAGE_BYTES
+        if each:
+            row_cost(self._resources, np.split(memory[: readers * each], readers))
 
     def _seen(self, found: list[Sampled], used: int) -> Seen:
         types = rows_by_type(self._draft.served)
