@@ -28,8 +28,7 @@ from clients.link import HeteroLinkDataset, LinkDataset
 from clients.torch import HeteroDataset, NeighborDataset
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import HopsRequest, IngestOptions
-from preprocess.partition.influence import InfluenceOptions
-from preprocess.partition.partition import PartitionOptions
+from preprocess.partition.partition import InfluenceOptions, PartitionOptions
 from preprocess.sources.layouts import open_source
 from tests.daemons import daemon
 from tests.preprocess.quiet import QUIET

@@ -40,8 +40,7 @@ from preprocess.errors import BadInput
 from preprocess.hops.hops import make_hops
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import HopsRequest, IngestOptions
-from preprocess.partition.influence import InfluenceOptions
-from preprocess.partition.partition import PartitionOptions
+from preprocess.partition.partition import InfluenceOptions, PartitionOptions
 from preprocess.partition.repartition import repartition
 from preprocess.pipeline.progress import Progress
 from preprocess.sources.layouts import open_source

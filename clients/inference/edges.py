@@ -23,9 +23,9 @@ from blockstore.store import Store, read_verified
 from clients.inference.model import Relation
 from clients.inference.rows import SCAN_BYTES, STEP_ROWS
 from preprocess.files.ahead import read_ahead
+from preprocess.files.store import stored_columns
 from preprocess.pipeline.progress import Progress
 from preprocess.sources.source import REVERSE
-from preprocess.stages.stored_columns import stored_columns
 
 _STEP_EDGES = 1 << 18
 _MOST = 0.9  # of all nodes: beyond it too little would be saved

@@ -15,9 +15,8 @@ from blockstore.flags import flag
 from blockstore.flags import grouped as grouped
 from preprocess.errors import BadInput
 from preprocess.ingest.options import HopsRequest, SourceSettings, read_size, size_flag
-from preprocess.partition.influence import HubScore, InfluenceOptions, parse_hubs
 from preprocess.partition.owners import OwnerOptions
-from preprocess.partition.partition import PartitionOptions
+from preprocess.partition.partition import HubScore, InfluenceOptions, PartitionOptions, parse_hubs
 from preprocess.sources.layouts import LAYOUTS
 
 _MEM, _FRESH = "memory to use, such as 512M or 2G", "start from scratch, whatever a run has left"

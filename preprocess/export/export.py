@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from blockstore.format import Manifest, NodeType, RowArray
 from blockstore.io.files import check_free
 from blockstore.store import Store, scan_rows
-from preprocess.export.edges import EdgeExport
-from preprocess.export.rows import (
+from preprocess.export.edges import (
     SCAN_BYTES,
+    EdgeExport,
     ExportRun,
     ExportStage,
     copy_rows,

@@ -26,7 +26,17 @@ from blockstore.units import format_bytes
 from preprocess.errors import BadInput
 from preprocess.files.array_file import save_array
 from preprocess.files.store import Cut, cut_columns, joined_columns
-from preprocess.hops.columns import CARRIED, INTO, OUT, HopsRun, hop_file
+from preprocess.hops.columns import (
+    CARRIED,
+    INTO,
+    NODES,
+    OUT,
+    PLACES,
+    HopsRun,
+    choose_rows,
+    copy_labels,
+    hop_file,
+)
 from preprocess.hops.plan import (
     ALL,
     HopsPlan,
@@ -36,7 +46,6 @@ from preprocess.hops.plan import (
     plan_hops,
     resolve_hops,
 )
-from preprocess.hops.rows import NODES, PLACES, choose_rows, copy_labels
 from preprocess.ingest.contents import Contents, as_path
 from preprocess.ingest.options import HopsRequest, IngestOptions
 from preprocess.pipeline.progress import Progress

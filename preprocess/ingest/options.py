@@ -8,8 +8,7 @@ from blockstore.flags import flag, several
 from blockstore.format import DEFAULT_BLOCK_BYTES, PAGE_BYTES, SHARD_BYTES
 from blockstore.units import format_mem, parse_bytes
 from preprocess.errors import BadInput
-from preprocess.partition.influence import NO_WISHES, InfluenceOptions
-from preprocess.partition.partition import PartitionOptions
+from preprocess.partition.partition import NO_WISHES, InfluenceOptions, PartitionOptions
 
 FeatureDtype = Literal["float32", "float16", "bfloat16", "int8"]
 NodeOrder = Literal["bfs", "degree", "random", "source"]

@@ -48,8 +48,17 @@ from preprocess.packs.fill import (
     fill_groups,
     wanted_rows,
 )
-from preprocess.packs.places import MOST_WANTS, Grouping, choose_hot, count_levels, hot_nodes
-from preprocess.packs.plan import PackEstimate, PackJob, PackOptions, estimate_pack
+from preprocess.packs.plan import (
+    MOST_WANTS,
+    Grouping,
+    PackEstimate,
+    PackJob,
+    PackOptions,
+    choose_hot,
+    count_levels,
+    estimate_pack,
+    hot_nodes,
+)
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import Ran, StageResult
 from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, resumable

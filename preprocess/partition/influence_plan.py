@@ -5,6 +5,7 @@ from typing import NamedTuple
 import msgspec
 
 from blockstore.format import RowArray
+from preprocess.files.store import PIECE_COPIES, scan_size
 from preprocess.ingest.contents import (
     Contents,
     RelationContents,
@@ -14,11 +15,9 @@ from preprocess.ingest.contents import (
     row_disk_bytes,
 )
 from preprocess.ingest.options import IngestOptions
-from preprocess.partition.influence import InfluenceOptions
-from preprocess.stages.reach import REACH_NODE_BYTES
+from preprocess.partition.partition import InfluenceOptions
 from preprocess.stages.slots import SLOT_BYTES
-from preprocess.stages.stored_columns import PIECE_COPIES, scan_size
-from preprocess.stages.walk import LANE_BYTES, WALK_NODE_BYTES, plan_lanes
+from preprocess.stages.walk import LANE_BYTES, REACH_NODE_BYTES, WALK_NODE_BYTES, plan_lanes
 
 HUBS, HALOS, KEPT = "find hubs", "find halos", "neighbors kept"  # names of stages
 _HUB_NODE_BYTES = 24  # scores before and after a step, or a sorted copy: 16; in-degree, marks, room

@@ -28,6 +28,7 @@ from blockstore.pack import GraphPacker
 from blockstore.store import Store
 from preprocess.files.array_file import load_array, save_array
 from preprocess.files.buckets import passing_bytes
+from preprocess.files.store import scan_size
 from preprocess.ingest.arrays import array_files, list_stage
 from preprocess.ingest.contents import (
     SPLITS,
@@ -52,11 +53,9 @@ from preprocess.partition.influence_plan import (
     walk_room,
 )
 from preprocess.pipeline.stage import Cost, Facts
-from preprocess.stages.reach import measure_kept
 from preprocess.stages.rows import scatter_bytes
 from preprocess.stages.slots import SlotCopies
-from preprocess.stages.stored_columns import scan_size
-from preprocess.stages.walk import STEPS, LazyWalk, plan_lanes, training_marks
+from preprocess.stages.walk import STEPS, LazyWalk, measure_kept, plan_lanes, training_marks
 
 _HUBS, _HALOS = "hubs", "halos"  # temporary files
 

@@ -30,6 +30,7 @@ from blockstore.owners import OwnerMap, check_name, write_owners
 from blockstore.store import Store
 from blockstore.units import format_bytes
 from preprocess.errors import BadInput
+from preprocess.files.store import scan_size, stored_columns
 from preprocess.kernels.partition import (
     NodeWeights,
     WeightedLoads,
@@ -45,7 +46,6 @@ from preprocess.pipeline.work import WorkFolder
 from preprocess.stages.columns import ColumnFile, scan_columns
 from preprocess.stages.csc import WholeColumns
 from preprocess.stages.partition import Visits
-from preprocess.stages.stored_columns import scan_size, stored_columns
 
 Method = Literal["stream", "metis", "random"]
 Weights = Literal["edges", "nodes"]

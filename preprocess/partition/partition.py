@@ -5,6 +5,8 @@ Cost of one more node of class l in a partition that holds s of them (thesis, Eq
 `alpha_l = alpha * m * sqrt(k) / n ** 1.5 * min(1, sqrt(n_l / (soften * k)))`.  The first factors
 are FENNEL's; the last is ours: where a partition gets few nodes of a class, one more of them is not
 worth giving up many neighbours.
+
+Which nodes are kept beside partitions, as asked for: hubs and halos.
 """
 
 import math
@@ -15,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.flags import flag
+from blockstore.units import parse_bytes
 from preprocess.errors import BadInput
 
 Partitioner = Literal["gap", "fennel", "ldg", "random", "metis"]
@@ -26,6 +29,8 @@ _FEW, _MANY = 20.0, 50.0  # nodes of a class in a partition
 _NODE_BYTES = 22  # degrees twice, classes twice, place, partition
 _SIZE_BYTES = 12  # of a size that partitions of a class may have: its first place, its cost
 _CELL_BYTES = 20  # of a class in a partition: its size, two places, its cost
+HubScore = Literal["walk", "degree"]
+DEFAULT_HUBS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +156,64 @@ def table_bytes(settings: PartitionOptions, num_classes: int) -> int:
 def visited_fits(num_edges: int, share: int, in_memory: bool) -> bool:
     """Whether columns in the order of the visits stay in memory; those by id are `in_memory`."""
     return in_memory and 4 * num_edges <= share // 4
+
+
+@dataclass(frozen=True, slots=True)
+class InfluenceOptions:
+    """Semantic: all of it decides the store's bytes."""
+
+    hubs: float | None = None  # share of all nodes; None: the default, where there are partitions
+    hub_bytes: int = 0  # else: what hubs take at most, their rows and in-edges
+    hub_score: HubScore = "walk"
+    halo: float = 0.0  # nodes of a halo, as a share of those of its partition
+
+    @property
+    def finds_hubs(self) -> bool:
+        return self.hub_bytes > 0 or self.hub_share > 0
+
+    @property
+    def hub_share(self) -> float:
+        """Of all nodes, at most."""
+        if self.hub_bytes:
+            return 1.0
+        return DEFAULT_HUBS if self.hubs is None else self.hubs
+
+    def check(self, in_partitions: bool) -> None:
+        """Raises BadInput: shares out of range, or hubs and halos without partitions."""
+        if not 0 <= self.hub_share <= 1:
+            raise BadInput.at(
+                "--hubs", f"{self.hubs:g}", "a share of all nodes, 0 to 1, or a size such as 64M",
+                "0.01 is usual",
+            )  # fmt: skip
+        if not 0 <= self.halo <= 1:
+            raise BadInput.at(
+                "--halo", f"{self.halo:g}", "a share of the nodes of a partition, 0 to 1",
+                "0.3 is usual",
+            )  # fmt: skip
+        if in_partitions:
+            return
+        for name, given in (("--hubs", self.hubs or self.hub_bytes), ("--halo", self.halo)):
+            if given:
+                raise BadInput.at(
+                    name, f"{given:g} without --partitions", "partitions, to which they belong",
+                    "add --partitions 64, or leave it out",
+                )  # fmt: skip
+
+
+NO_WISHES = InfluenceOptions()  # hubs as usual, no halos, where there are partitions
+
+
+def parse_hubs(text: str) -> tuple[float | None, int]:
+    """(share, bytes) of an option: "0.01", "64M" or nothing.  Raises BadInput."""
+    if not text:
+        return None, 0
+    try:
+        return float(text), 0
+    except ValueError:
+        pass
+    try:
+        return None, parse_bytes(text)
+    except ValueError as error:
+        raise BadInput.at(
+            "--hubs", text, "a share of all nodes, 0 to 1, or a size such as 64M", "0.01 is usual"
+        ) from error

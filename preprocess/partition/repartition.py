@@ -25,8 +25,7 @@ from preprocess.ingest.nodes import TypeStages
 from preprocess.ingest.options import IngestOptions
 from preprocess.ingest.plan import IngestJob
 from preprocess.ingest.prepare import keys_beside, keys_of
-from preprocess.partition.influence import InfluenceOptions
-from preprocess.partition.partition import PartitionOptions
+from preprocess.partition.partition import InfluenceOptions, PartitionOptions
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import IngestResult
 from preprocess.pipeline.stage import Facts

@@ -13,7 +13,7 @@ import msgspec
 from preprocess.errors import BadInput
 from preprocess.files.tables import Table
 from preprocess.sources.columns import Columns, EdgeTables, NodeTables, Splits, TableSequence
-from preprocess.sources.description import read_description
+from preprocess.sources.sourcefiles import read_description
 from preprocess.sources.tabular import TabularSource
 
 META = "meta.yaml"

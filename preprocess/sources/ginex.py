@@ -8,8 +8,8 @@ import numpy as np
 from preprocess.errors import BadInput
 from preprocess.files.npy import RawFile
 from preprocess.sources.arrays import ArrayRows, CompressedEdges, read_dict, torch_ids
-from preprocess.sources.description import read_description
 from preprocess.sources.source import NODE, RELATION, Source
+from preprocess.sources.sourcefiles import read_description
 
 CONF, SPLITS = "conf.json", "split_idx.pth"
 

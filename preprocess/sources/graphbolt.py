@@ -29,8 +29,8 @@ from preprocess.files.npy import NpyFile
 from preprocess.ingest.prepare import Preparation
 from preprocess.pipeline.stage import Facts
 from preprocess.sources.arrays import ArrayRows, EdgeArray, MadeRows, open_array
-from preprocess.sources.description import read_description
 from preprocess.sources.source import NODE, RELATION, Ends, Owner, Source, SourceRows, check_ids
+from preprocess.sources.sourcefiles import read_description
 from preprocess.sources.text import TextEdges
 
 META = "metadata.yaml"

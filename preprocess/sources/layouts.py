@@ -12,10 +12,8 @@ from preprocess.sources.graphbolt import GraphBoltSource
 from preprocess.sources.graphsaint import GraphSaintSource
 from preprocess.sources.igb import Igb2kSource, IgbSource
 from preprocess.sources.mag240m import Mag240mSource
-from preprocess.sources.ogb_binary import OgbBinarySource
-from preprocess.sources.ogb_csv import OgbCsvSource
-from preprocess.sources.plain import PlainSource
-from preprocess.sources.plain_hetero import PlainHeteroSource
+from preprocess.sources.ogb import OgbBinarySource, OgbCsvSource
+from preprocess.sources.plain import PlainHeteroSource, PlainSource
 from preprocess.sources.propose import has_tables
 from preprocess.sources.pyg import PygSource
 from preprocess.sources.scipy_npz import ScipyNpzSource

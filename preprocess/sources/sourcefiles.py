@@ -2,6 +2,8 @@
 
 An ingest reads some files several times, hours apart.  A store made of two versions of a file looks
 sound and is wrong, so the files are looked at again after the last stage that reads them.
+
+Some say what the others hold: `read_description`.
 """
 
 import os
@@ -9,13 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from stat import S_ISDIR
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import google_crc32c
+import msgspec
 
 from preprocess.errors import BadInput
 
 _PIECE_BYTES, _PIECES = 64 << 10, 16  # of a file, that are looked at: all of one up to 1 MiB
+_Records = TypeVar("_Records")
 
 
 class FileStat(NamedTuple):
@@ -121,3 +125,23 @@ def _refusal(path: Path, found: str) -> BadInput:
         path, found, "a source that stays as it is during an ingest",
         "wait until nothing writes it, then run the command again",
     )  # fmt: skip
+
+
+def read_description(
+    path: Path, kind: type[_Records], expected: str = "a file that describes tables"
+) -> _Records:
+    """A JSON or YAML file as records of a type.  Raises BadInput."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError as error:
+        found = "no file: it is missing"
+        raise BadInput.at(path, found, expected, "is the path right?") from error
+    except OSError as error:
+        raise BadInput.at(path, error.strerror, expected, "is the path right?") from error
+    try:
+        if path.suffix == ".json":
+            return msgspec.json.decode(raw, type=kind)
+        return msgspec.yaml.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        said = " ".join(str(error).split()).replace("`", "'")
+        raise BadInput.at(path, said, expected, "correct it") from error

@@ -12,8 +12,8 @@ import msgspec
 from preprocess.errors import BadInput
 from preprocess.files.tables import Table, is_table
 from preprocess.sources.columns import Columns, EdgeTables, NodeTables, Splits, TableSequence
-from preprocess.sources.description import read_description
 from preprocess.sources.plain_names import typed_file
+from preprocess.sources.sourcefiles import read_description
 from preprocess.sources.tabular import TabularSource
 
 _NAMES = ("schema.json", "schema.yaml", "schema.yml")

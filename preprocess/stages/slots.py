@@ -14,11 +14,11 @@ from blockstore.pack import GraphPacker
 from blockstore.store import Store, scan_rows
 from preprocess.files.ahead import read_ahead
 from preprocess.files.buckets import Buckets, passing_bytes
+from preprocess.files.store import scan_size, stored_columns
 from preprocess.kernels.edges import cut_ranges
 from preprocess.kernels.influence import copy_runs
 from preprocess.pipeline.progress import Progress
 from preprocess.stages.rows import Emit, chunk_rows, scatter_rows
-from preprocess.stages.stored_columns import scan_size, stored_columns
 
 SLOT_BYTES = 28  # of a slot, while rows or columns are copied: node, order, degree, start, ...
 _PACKED_EDGES = 1 << 18  # at a time

@@ -11,8 +11,7 @@ import numpy as np
 from preprocess.hops.hops import make_hops
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import HopsRequest, IngestOptions
-from preprocess.partition.influence import InfluenceOptions
-from preprocess.partition.partition import PartitionOptions
+from preprocess.partition.partition import InfluenceOptions, PartitionOptions
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
 

@@ -14,8 +14,7 @@ from loaderd.api.errors import DaemonError, Refused  # noqa: E402
 from loaderd.server.transport import ask_status, parse_either  # noqa: E402
 from preprocess.ingest.ingest import ingest  # noqa: E402
 from preprocess.ingest.options import IngestOptions  # noqa: E402
-from preprocess.partition.influence import InfluenceOptions  # noqa: E402
-from preprocess.partition.partition import PartitionOptions  # noqa: E402
+from preprocess.partition.partition import InfluenceOptions, PartitionOptions  # noqa: E402
 from preprocess.sources.layouts import open_source  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
 from tests.golden_cases import EDGES, NODES, write_hetero, write_plain  # noqa: E402

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from clients.torch import HeteroDataset, NeighborDataset  # noqa: E402
 from loaderd.server.transport import ask_status, parse_either  # noqa: E402
 from preprocess.ingest.options import IngestOptions  # noqa: E402
-from preprocess.partition.influence import InfluenceOptions  # noqa: E402
+from preprocess.partition.partition import InfluenceOptions  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
 from tests.graphs import make_csc  # noqa: E402
 from tests.preprocess.naive import Graph  # noqa: E402

@@ -16,8 +16,7 @@ from loaderd.monitoring.trace import READ_MACRO, SERVE_MACRO, STAGE
 from loaderd.plans.macrobatch import share_steps
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
-from preprocess.partition.influence import InfluenceOptions
-from preprocess.partition.partition import PartitionOptions
+from preprocess.partition.partition import InfluenceOptions, PartitionOptions
 from preprocess.sources.plain import PlainSource
 from tests.daemons import daemon
 from tests.differences import At, same_batch

@@ -23,8 +23,7 @@ from preprocess.derive.plan import Derivation, plan_derivation, resolve
 from preprocess.errors import BadInput
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
-from preprocess.partition.influence import InfluenceOptions
-from preprocess.partition.partition import PartitionOptions
+from preprocess.partition.partition import InfluenceOptions, PartitionOptions
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.renderings import Rendering
 from preprocess.pipeline.stage import temporary_bytes

@@ -8,7 +8,7 @@ from scipy import sparse
 
 from blockstore.format import RowArray
 from preprocess.export import rows as export
-from preprocess.export.rows import ExportRun, write_csr, write_dense
+from preprocess.export.edges import ExportRun, write_csr, write_dense
 from preprocess.pipeline.work import WorkFolder
 from tests.preprocess.quiet import QUIET
 

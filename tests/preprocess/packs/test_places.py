@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from blockstore.kernels.order import count_nodes
 from loaderd.sampling.hyperbatch.rowcache import TypeRows
 from loaderd.sampling.packed.format import NOWHERE
-from preprocess.packs.places import MOST_WANTS, Grouping, choose_hot, count_levels, hot_nodes
+from preprocess.packs.plan import MOST_WANTS, Grouping, choose_hot, count_levels, hot_nodes
 
 TYPES = [TypeRows(0, 20, (0,), (8,)), TypeRows(30, 30, (1, 2), (4, 20))]  # 20 to 29 have no rows
 NUM_NODES = 60

@@ -25,9 +25,8 @@ from preprocess.ingest import plan
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.partition import influence_stages
-from preprocess.partition.influence import InfluenceOptions, parse_hubs
 from preprocess.partition.influence_stages import top_scores
-from preprocess.partition.partition import PartitionOptions
+from preprocess.partition.partition import InfluenceOptions, PartitionOptions, parse_hubs
 from preprocess.sources.plain import PlainSource
 from preprocess.stages import reach
 from preprocess.stages.slots import SlotCopies

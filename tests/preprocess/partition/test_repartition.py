@@ -19,8 +19,7 @@ from preprocess.errors import BadInput
 from preprocess.ingest import plan
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
-from preprocess.partition.influence import InfluenceOptions
-from preprocess.partition.partition import PartitionOptions
+from preprocess.partition.partition import InfluenceOptions, PartitionOptions
 from preprocess.partition.repartition import repartition
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import IngestResult

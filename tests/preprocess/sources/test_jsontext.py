@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from preprocess.errors import BadInput
 from preprocess.sources import jsontext
-from preprocess.sources.jsontext import read_entries, read_lists
+from preprocess.sources.graphsaint import read_entries, read_lists
 
 IDS = st.integers(0, 1 << 40)
 SPACES = st.sampled_from([None, 1, "\t"])

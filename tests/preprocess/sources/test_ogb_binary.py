@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preprocess.sources.layouts import open_source
-from preprocess.sources.ogb_binary import OgbBinarySource
+from preprocess.sources.ogb import OgbBinarySource
 from tests.preprocess.sources.conformance import (
     ExpectedGraph,
     ExpectedRelation,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preprocess.sources.layouts import open_source
-from preprocess.sources.ogb_csv import OgbCsvSource
+from preprocess.sources.ogb import OgbCsvSource
 from tests.preprocess.sources.conformance import (
     ExpectedGraph,
     ExpectedRelation,

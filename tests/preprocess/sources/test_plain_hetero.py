@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse
 
 from preprocess.sources.layouts import open_source
-from preprocess.sources.plain_hetero import PlainHeteroSource
+from preprocess.sources.plain import PlainHeteroSource
 from tests.preprocess.sources.conformance import (
     ExpectedGraph,
     ExpectedRelation,
