@@ -1,17 +1,6 @@
 """The layout of GraphBolt's OnDiskDataset before it is preprocessed: `metadata.yaml` and arrays.
 
-    graph:
-      nodes: [{type: paper, num: 1000}]             # one without a type: one type, "node"
-      edges: [{type: "author:writes:paper", format: csv, path: edges.csv}]  # or numpy, (2, edges)
-    feature_data: [{domain: node, type: paper, name: feat, format: numpy, path: feat.npy}]
-    tasks: [{train_set: [{type: paper, data: [{name: seeds, format: numpy, path: ids.npy},
-                                              {name: labels, format: torch, path: labels.pt}]}]}]
-
-Text has two columns and no header.  The node array `feat` is the main one.  Seeds that are nodes
-are splits, and their labels make up one array, with none for every other node; a type may be in one
-such task.  Seeds that are pairs are splits of a relation; where labels say which of them are no
-edges (0, with `indexes` beside them), those are the split "<name>_negative".  Other labels of
-pairs, and `negative_srcs` and `negative_dsts`, are not taken.
+docs/layouts.md says what is taken of it.
 """
 
 from collections.abc import Iterator, Sequence

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,18 +105,6 @@ class EdgeFile(Protocol):
 
     def place(self, end: int, row: int) -> str:
         """Of the source (0) or the target (1) of an edge, for messages."""
-
-
-@runtime_checkable
-class Seekable(Protocol):
-    """Edges or rows that can be read from anywhere."""
-
-    @property
-    def seeks(self) -> bool:
-        """Whether that costs no more than to read from the beginning."""
-
-    def pieces(self, count: int, span: range | None = None) -> Iterator[Any]:
-        """What is in the span; None: all."""
 
 
 class Source:
@@ -243,7 +231,7 @@ class Source:
         Tasks elsewhere read ranges of these: the source is pickled, and opens its files.
         """
         held = self._readers[of] if isinstance(of, SourceRows) else self._edges[of[:3]]
-        return isinstance(held, Seekable) and held.seeks
+        return _seeks(held)
 
     def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
         """Arrays of a relation, a row an edge in the order of `edges`, in a fixed order."""
@@ -293,13 +281,15 @@ class Source:
         return forms
 
 
-def _pieces(
-    held: RowStream | EdgeFile, total: int, count: int, span: range | None
-) -> Iterator[Any]:
-    if span is None or len(span) == total:
-        return held.pieces(max(count, 1))
-    assert isinstance(held, Seekable)
-    return held.pieces(max(count, 1), span)
+def _seeks(held: RowStream | EdgeFile) -> bool:
+    """Whether reading may begin anywhere: `pieces` takes a span then."""
+    return bool(getattr(held, "seeks", False))
+
+
+def _pieces(held: Any, total: int, count: int, span: range | None) -> Iterator[Any]:
+    whole = span is None or len(span) == total
+    pieces: Iterator[Any] = held.pieces(max(count, 1), *(() if whole else (span,)))
+    return pieces
 
 
 class _Reversed:
@@ -307,7 +297,7 @@ class _Reversed:
 
     def __init__(self, edges: EdgeFile, name: str) -> None:
         self._edges, self.path, self.where, self.name = edges, edges.path, edges.where, name
-        self.seeks = isinstance(edges, Seekable) and edges.seeks
+        self.seeks = _seeks(edges)
 
     @property
     def num_edges(self) -> int:

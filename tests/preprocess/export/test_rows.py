@@ -7,7 +7,7 @@ import pytest
 from scipy import sparse
 
 from blockstore.format import RowArray
-from preprocess.export import rows as export
+from preprocess.export import edges as export
 from preprocess.export.edges import ExportRun, write_csr, write_dense
 from preprocess.pipeline.work import WorkFolder
 from tests.preprocess.quiet import QUIET

@@ -21,9 +21,9 @@ from blockstore.format import HopSet, RowArray
 from blockstore.store import Store, open_store, read_rows
 from blockstore.verify import verify_store
 from preprocess.cli.info import info_text
+from preprocess.hops import columns
 from preprocess.hops import hops as hops_module
 from preprocess.hops import plan as hops_plan
-from preprocess.hops import rows as hops_rows
 from preprocess.hops.hops import make_hops
 from preprocess.hops.plan import HopsPlan, HopsRequest, Operator, plan_hops, resolve_hops
 from preprocess.ingest.ingest import ingest
@@ -408,12 +408,12 @@ def same_node(start: int, stop: int, size: int, key: Any, out: np.ndarray) -> No
 
 def other_labels(*arguments: Any) -> None:
     *others, emit = arguments
-    hops_rows.copy_labels(*others, lambda rows: emit(rows ^ (np.arange(rows.size) == 0)))
+    columns.copy_labels(*others, lambda rows: emit(rows ^ (np.arange(rows.size) == 0)))
 
 
 @pytest.mark.parametrize(
     ("where", "name", "bad", "message"),
-    [(hops_rows, "permute_range", same_node, "occurs twice, expected each once"),
+    [(columns, "permute_range", same_node, "occurs twice, expected each once"),
      (hops_module, "copy_labels", other_labels, r"label\[0\]: another row than nodes/n/label")],
 )  # fmt: skip
 def test_verify_finds_what_checksums_do_not(

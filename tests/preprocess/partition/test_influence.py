@@ -28,7 +28,7 @@ from preprocess.partition import influence_stages
 from preprocess.partition.influence_stages import top_scores
 from preprocess.partition.partition import InfluenceOptions, PartitionOptions, parse_hubs
 from preprocess.sources.plain import PlainSource
-from preprocess.stages import reach
+from preprocess.stages import walk as walk_module
 from preprocess.stages.slots import SlotCopies
 from preprocess.stages.walk import LANE_BYTES, LazyWalk, plan_lanes, top_nodes, training_marks
 from tests.preprocess.ingest.test_plan import plan_ingest
@@ -226,7 +226,7 @@ def enumerated(store: Store, dense: Dense, hubs: bool, halos: bool, drawn: int) 
 @pytest.mark.long
 def test_what_is_kept_is_the_mean_over_all_draws(tmp_path_factory, graph):
     with pytest.MonkeyPatch.context() as patch:  # few draws to enumerate: 3 of 6, 2 of 6
-        patch.setattr(reach, "SHARES", (2, 3))
+        patch.setattr(walk_module, "SHARES", (2, 3))
         store = made(tmp_path_factory, graph, OPTIONS, 6)
     dense, found = Dense(store), store.manifest.influence
     for kept, drawn in zip(found.kept, (3, 2), strict=True):

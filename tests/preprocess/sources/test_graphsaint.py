@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from preprocess.sources import graphsaint, jsontext
+from preprocess.sources import graphsaint
 from preprocess.sources.graphsaint import GraphSaintSource
 from preprocess.sources.layouts import open_source
 from tests.preprocess.sources.conformance import (
@@ -60,7 +60,7 @@ def test_a_folder_of_graphsaint(
     part: int,
     window: int,
 ):
-    monkeypatch.setattr(jsontext, "_PART_BYTES", part)
+    monkeypatch.setattr(graphsaint, "_PART_BYTES", part)
     monkeypatch.setattr(graphsaint, "_MIN_WINDOW", window)
     opened = open_source(write(tmp_path, classes))
     assert (opened.source.layout, opened.saw) == ("graphsaint", "adj_full.npz and role.json")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preprocess.errors import BadInput
-from preprocess.sources import jsontext
+from preprocess.sources import graphsaint
 from preprocess.sources.graphsaint import read_entries, read_lists
 
 IDS = st.integers(0, 1 << 40)
@@ -22,7 +22,7 @@ NUMBERS = st.dictionaries(IDS, st.integers(-3, 99), max_size=20)
 @pytest.fixture(params=[1, 7, 64, 1 << 18])
 def part(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes at a time."""
-    monkeypatch.setattr(jsontext, "_PART_BYTES", request.param)
+    monkeypatch.setattr(graphsaint, "_PART_BYTES", request.param)
     return int(request.param)
 
 
