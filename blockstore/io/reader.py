@@ -83,7 +83,6 @@ class _Placing(NamedTuple):
     runs: NDArray[np.int64]
     places: NDArray[np.int64]
     are_blocks: bool  # each run is one block
-    rows: NDArray[Any] | None = None
 
 
 class BlockReader(Closing):
@@ -163,16 +162,8 @@ class BlockReader(Closing):
             **(self.disks.counters() if self.disks else {}),
         }
 
-    def read(
-        self,
-        file: int,
-        blocks: NDArray[np.int64],
-        slots: NDArray[np.int64],
-        rows: NDArray[Any] | None = None,
-    ) -> None:
+    def read(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         """Bring blocks[i] of files[file] into slot slots[i]; returns when all are there.
-
-        rows   ascending; of blocks that another server has only these are brought; None: all
 
         Ascending blocks that are adjacent on disk are read by one call.  Any thread may call.
         Raises StoreError (file, offset, found, expected), OSError: the first error met.
@@ -182,7 +173,7 @@ class BlockReader(Closing):
         runs[:, SHARD] = blocks // geometry.blocks_per_shard
         runs[:, PAGE] = blocks % geometry.blocks_per_shard * geometry.pages_per_block
         runs[:, PAGES] = geometry.pages_per_block
-        asked = _Placing(file, runs, slots * self._slot_bytes, are_blocks=True, rows=rows)
+        asked = _Placing(file, runs, slots * self._slot_bytes, are_blocks=True)
         task = partial(self._place_pages, asked)
         self._ask(file, runs, MOST_PIECES, MERGE_BYTES // PAGE_BYTES, task).wait()
 
@@ -200,7 +191,8 @@ class BlockReader(Closing):
         runs      int64 (runs, 3 or more)   shard, first page in it, pages; kept until all are read
         transit   each buffer has room for the longest run
         parts     runs that are not read whole; `consume` gets them with anything in the gaps
-        rows      as in `read`; `consume` gets anything in place of other rows
+        rows      ascending; of blocks that another server has only these are brought, and `consume`
+                  gets anything in place of others; None: all
 
         Returns at once; errors come at `Reading.wait`: StoreError, OSError.
         """
@@ -273,7 +265,7 @@ class BlockReader(Closing):
                 for piece in pieces:
                     self._verify_block(number, check, piece)
             else:
-                self._read(number, left, data, queue, rows=asked.rows)
+                self._read(number, left, data, queue)
                 self._check_blocks(number, pieces, data)
         if asked.are_blocks:
             with self._lock:

@@ -45,8 +45,7 @@ class Reader:
             for _ in SERVED
         ]
 
-    def read(self, file: int, blocks: Any, slots: Any, rows: Any = None) -> None:
-        assert rows is None  # no file has holes
+    def read(self, file: int, blocks: Any, slots: Any) -> None:
         assert (np.diff(blocks) > 0).all()
         for block, slot in zip(blocks.tolist(), slots.tolist(), strict=True):
             self.data[slot * SLOT :][:SLOT] = self.block(file, block)
@@ -62,7 +61,7 @@ class Reader:
 
     def stream(self, file: int, runs: Any, transit: Any, consume: Any, rows: Any = None) -> Any:
         """A block is a page; a reader thread has one run at a time."""
-        assert rows is None
+        assert rows is None  # no file has holes
         for i, (_, first, pages, *_) in enumerate(runs.tolist()):
             assert pages <= transit.pages
             with transit.buffer() as buffer:
