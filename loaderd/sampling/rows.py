@@ -223,7 +223,9 @@ class RowAssembler:
     ) -> Reading:
         """Begin to read the pages of rows, which ascend, and to copy each to its place."""
         number = self._first_file + file.number
-        gap_pages = (self._gauge.known or FLASH).gap_pages
+        stored = self._reader.files[number]
+        # what comes from afar bridges gaps by itself, if what is in them is not there either
+        gap_pages = (self._gauge.known or FLASH).gap_pages if stored.pages is None else 0
         runs = np.empty((rows.size, 5), np.int64)
         runs = runs[: plan_extents(rows, 0, rows.size, file.layout, gap_pages, passing.pages, runs)]
 
@@ -234,7 +236,7 @@ class RowAssembler:
             )  # fmt: skip
 
         # of blocks that another server has only rows that are wanted cross the network
-        wanted = None if self._reader.files[number].holes is None else distinct(rows)
+        wanted = None if stored.holes is None else distinct(rows)
         return self._reader.stream(number, runs, passing, copy, rows=wanted)
 
     def group_arrays(

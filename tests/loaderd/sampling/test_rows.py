@@ -40,7 +40,10 @@ class Reader:
         self.data, self.bad = data, set[int]()
         self.files = [
             SimpleNamespace(
-                geometry=SimpleNamespace(locate=lambda b: (0, b)), shards=["shard"], holes=None
+                geometry=SimpleNamespace(locate=lambda b: (0, b)),
+                shards=["shard"],
+                holes=None,
+                pages=None,
             )
             for _ in SERVED
         ]
