@@ -65,7 +65,14 @@ def structure_arrays(work: Workspace, structure: Structure) -> StructureArrays:
     )
 
 
-Draw = Callable[[Column, Workspace], None]  # of a frontier
+Drawn = Callable[..., object]  # called with the ends of a range of a frontier
+Draw = Callable[[Column, Workspace, Drawn], None]  # of a frontier
+
+
+def nothing(*_: int) -> None:
+    """What is drawn is looked at later."""
+
+
 # gives the blocks of a relation that are marked in a mask, in groups, each held in turn
 HeldBlocks = Callable[[int, NDArray[np.uint8]], Iterator[NDArray[np.int64]]]
 
@@ -73,14 +80,14 @@ HeldBlocks = Callable[[int, NDArray[np.uint8]], Iterator[NDArray[np.int64]]]
 def sample_hops(draw: Draw, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:
     """Fill the workspace with a batch's structure, hop by hop.
 
-    draw   puts the picks of a column into `work.draws` at `work.starts`, and counts them
+    draw   puts the picks of a column into `work.draws` at `work.starts`, and counts them; tells of
+           one range of the column after the other, in order
 
     Raises WorkspaceFull, and what `draw` raises.
     """
     place_roots(roots, work)
     num_nodes, edge, used, low = roots.nodes.size, 0, 0, 0
     nodes_per_hop, edges_per_hop, frontiers = [num_nodes], [], []
-    records = work.record.size > 0
     with Renumbering(work, num_nodes) as numbers:
         for hop, fanouts in enumerate(plan.resolved.fanouts):
             if plan.resolved.frontier == "layer":
@@ -100,19 +107,18 @@ def sample_hops(draw: Draw, plan: Plan, unit: Unit, work: Workspace, roots: Root
                     found.append(0)
                     continue
                 column = make_column(plan, unit, hop, r, frontier, counts, trees, roots.forest)
-                draw(column, work)
+                number = _Numbers(numbers, work, counts, trees, edge)
                 if seeds_first:
+                    draw(column, work, nothing)
                     drop_seed_edges(
                         roots.excluded, r, work.starts, work.draws, work.starts, work.record_draws,
                         counts,
                     )  # fmt: skip
-                if records:
-                    compact_records(
-                        work.record_draws, work.starts, counts, frontier.size, work.records, edge
-                    )
-                end = numbers.add(work.draws, work.starts, counts, edge, trees)
-                found.append(end - edge)
-                edge = end
+                    number(0, frontier.size)
+                else:
+                    draw(column, work, number)
+                found.append(number.edge - edge)
+                edge = number.edge
             num_nodes = numbers.num_nodes
             nodes_per_hop.append(num_nodes - low)
             edges_per_hop.append(tuple(found))
@@ -120,6 +126,29 @@ def sample_hops(draw: Draw, plan: Plan, unit: Unit, work: Workspace, roots: Root
         tuple(nodes_per_hop), tuple(edges_per_hop), num_nodes, edge, tuple(frontiers),
         roots.places.size, roots.ends.size,
     )  # fmt: skip
+
+
+class _Numbers:
+    """Gives the draws of a frontier local ids, one range of its nodes after the other."""
+
+    def __init__(
+        self,
+        numbers: Renumbering,
+        work: Workspace,
+        counts: NDArray[np.uint32],
+        trees: NDArray[np.uint32],
+        edge: int,
+    ) -> None:
+        """`edge`: the first one's place among those of the batch."""
+        self._numbers, self._work, self._counts, self._trees = numbers, work, counts, trees
+        self.edge = edge  # behind the last one
+
+    def __call__(self, low: int, high: int) -> None:
+        """Of the nodes [low, high) of the frontier.  Raises WorkspaceFull."""
+        work, counts, starts = self._work, self._counts[low:high], self._work.starts[low:high]
+        if work.record.size:
+            compact_records(work.record_draws, starts, counts, counts.size, work.records, self.edge)
+        self.edge = self._numbers.add(work.draws, starts, counts, self.edge, self._trees[low:high])
 
 
 def place_roots(roots: Roots, work: Workspace) -> None:

@@ -1,6 +1,6 @@
 """Neighbors of a frontier, drawn from graph blocks that are held in turn."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -33,9 +33,18 @@ from loaderd.memory.residency import Account, GraphPool, Residency
 from loaderd.memory.workspace import StoreTables, Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.roots import Roots
-from loaderd.sampling.structure import IDENTITY, HeldBlocks, Structure, sample_hops
+from loaderd.sampling.steps import Alone, Crew
+from loaderd.sampling.structure import (
+    IDENTITY,
+    Drawn,
+    HeldBlocks,
+    Structure,
+    nothing,
+    sample_hops,
+)
 
 NO_ITEMS = np.empty(0, np.int64)
+_PIECE, _PIECES = 4096, 32  # nodes of a frontier's piece, at least; pieces, at most
 
 
 class RelationIndex(NamedTuple):
@@ -79,6 +88,7 @@ class Topology:
     ) -> None:
         manifest = store.manifest
         self.residency, self._data, self._slot_bytes = residency, data, slot_bytes
+        self.crew: Crew = Alone()  # who may share the work of a frontier
         self._inner = NO_ITEMS  # ranges of nodes that have columns; none: all have
         self.id_dtype = np.dtype(manifest.id_dtype)
         firsts = first_items(manifest)
@@ -257,8 +267,11 @@ class Topology:
         slots[blocks] = view.slots[blocks]
         return view._replace(slots=slots)
 
-    def draw(self, column: Column, work: Workspace) -> None:
-        """Draws of one frontier over one relation, into `work.draws` at `work.starts`."""
+    def draw(self, column: Column, work: Workspace, then: Drawn = nothing) -> None:
+        """Draws of one frontier over one relation, into `work.draws` at `work.starts`.
+
+        then    told, in order, of the ranges of the frontier that are drawn
+        """
         num = column.nodes.size
         if num == 0:
             return
@@ -266,21 +279,71 @@ class Topology:
         if index.num_blocks == 0:
             column.counts[:] = 0
             stride_starts(num, 0, work.starts)
-            return
-        self.locate(column, work.blocks)
-        self._place(column, index, work)
+            then(0, num)
+        elif self.residency.hold_file(column.relation):
+            try:
+                self._draw_shared(column, index, work, then)
+            finally:
+                self.residency.drop_file(column.relation)
+        else:
+            self.locate(column, work.blocks)
+            if not self._has_stride(column, work):
+                self._count(column, index, work)
+            self._place(column, work)
+            groups = self._groups(column, index, work)
+            self._draw_groups(column, index, work, (0, num), groups)
+            then(0, num)
+
+    def _draw_shared(
+        self, column: Column, index: RelationIndex, work: Workspace, then: Drawn
+    ) -> None:
+        """Of a relation in memory, in pieces: workers that are idle draw some of them."""
+        num, idle = column.nodes.size, self.crew.idle
+        size = max(_PIECE, -(-num // _PIECES)) if idle else num
+        pieces = [(low, min(low + size, num)) for low in range(0, num, size)]
+
+        def locate(i: int) -> None:
+            low, high = pieces[i]
+            part = column._replace(nodes=column.nodes[low:high])
+            self.locate(part, work.blocks[low:high])
+
+        def count(i: int) -> None:
+            locate(i)
+            column_degrees(index.view, column, work.blocks, IDENTITY, *pieces[i])
+
+        def draw(i: int) -> None:
+            if strided:
+                locate(i)
+            self._draw_groups(column, index, work, pieces[i], [(IDENTITY, *pieces[i])])
+
+        strided = self._has_stride(column, work)
+        if not strided:
+            self.crew.share(len(pieces), count, nothing)
+        self._place(column, work)
+        self.crew.share(len(pieces), draw, lambda i: then(*pieces[i]))
+
+    def _draw_groups(
+        self,
+        column: Column,
+        index: RelationIndex,
+        work: Workspace,
+        piece: tuple[int, int],
+        groups: Iterable[tuple[NDArray[np.uint32], int, int]],
+    ) -> None:
+        """Draws of a range of the frontier, its entries in groups whose head blocks are held."""
+        own, n = slice(*piece), 0
+        multi_block = MultiBlockColumns(work.multi_block[own], work.multi_block_degrees[own])
         draws = self.draws(
             column, work.starts, work.draws, work.starts, work.record_draws, work.record
         )
-        multi_block, n = MultiBlockColumns(work.multi_block, work.multi_block_degrees), 0
-        for order, low, high in self._groups(column, index, work):
+        for order, low, high in groups:
             n = draw_columns(
                 index.view, column, work.blocks, order, low, high, draws, multi_block, n
             )
         multi_block = MultiBlockColumns(multi_block.entries[:n], multi_block.degrees[:n])
         self.draw_multi_block(
             [MultiBlockDraws(column, work.blocks, draws, multi_block)],
-            lambda marks: self._held(column.relation, np.flatnonzero(marks)),
+            lambda marks: self._held_whole(column.relation, marks),
         )
 
     def count_edges(self, column: Column, work: Workspace) -> None:
@@ -337,19 +400,18 @@ class Topology:
             if used < 0:
                 raise WorkspaceFull
 
-    def _place(self, column: Column, index: RelationIndex, work: Workspace) -> None:
-        """Room for every column in `draws`.
+    def _has_stride(self, column: Column, work: Workspace) -> bool:
+        """Whether all columns can have `fanout` draws; else their degrees are looked at first."""
+        return 0 <= column.nodes.size * column.rule.fanout <= work.draws.size
 
-        That takes a pass over the degrees with fanout -1, and where the columns cannot all have
-        `fanout` edges: few of them do then.
-        """
+    def _place(self, column: Column, work: Workspace) -> None:
+        """Room for every column in `draws`; without a stride, by the degrees in its counts."""
         num, rule = column.nodes.size, column.rule
-        if 0 <= num * rule.fanout <= work.draws.size:
+        if self._has_stride(column, work):
             stride_starts(num, rule.fanout, work.starts)
             return
         if rule.replace:
             raise WorkspaceFull
-        self._count(column, index, work)
         if rule.fanout >= 0:
             np.minimum(column.counts, rule.fanout, out=column.counts)
         total = prefix_starts(column.counts, num, work.starts)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from blockstore import concurrency
+from loaderd.sampling.steps import Steps
 
 log = logging.getLogger(__name__)
 _SOON, _LATER, _LAST = range(3)  # what a client waits for, what is sampled ahead, the end
@@ -70,6 +71,7 @@ class WorkerPool:
         self._number = itertools.count()
         self._worked: dict[int, int] = {}  # ns that each owner has had, or might have had by now
         self._now = 0  # start of the latest step that was begun: newcomers begin there
+        self.idle = 0  # workers that wait for a step
         self._lock = concurrency.Lock()
         self._threads = [
             concurrency.Thread(target=self._work, name=f"build-{i}", daemon=True)
@@ -92,6 +94,25 @@ class WorkerPool:
     def later(self, step: Callable[[], None]) -> None:
         """Have a worker do what no client waits for yet."""
         self._put(_LATER, step)
+
+    def share(self, count: int, do: Callable[[int], object], then: Callable[[int], object]) -> None:
+        """As `Crew` says.  The caller waits for what is being done only, so it may be a worker."""
+        steps = Steps(count)
+
+        def help_once() -> None:
+            if steps.do_next(do):
+                self.later(help_once)  # after what is more urgent
+
+        for _ in range(min(self.idle, count - 1)):
+            self.later(help_once)
+        try:
+            for step in range(count):
+                while not steps.is_done(step) and steps.do_next(do):
+                    pass
+                steps.wait(step)
+                then(step)
+        finally:
+            steps.end()
 
     def settle(self) -> None:
         """Return when everything that was asked for has been done."""
@@ -118,7 +139,11 @@ class WorkerPool:
 
     def _work_once(self) -> bool:
         """One step; False at the end."""
+        with self._lock:
+            self.idle += 1
         task = self._tasks.get()
+        with self._lock:
+            self.idle -= 1
         if task.step is None:
             return False
         begun = concurrency.perf_counter_ns()

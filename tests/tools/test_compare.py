@@ -118,7 +118,8 @@ def test_features_are_narrowed_to_what_they_have_most_of(small_graph, tmp_path):
 
 
 def test_accuracy_of_a_daemon_and_of_a_loader_in_memory(graph, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("tools.compare.cases.NeighborLoader", WholeGraph)
+    # by its name it would be imported with warnings of PyG as errors
+    monkeypatch.setitem(cases.pyg_nodes.__globals__, "NeighborLoader", WholeGraph)
     out = tmp_path / "lines"
     words = ["--seeds", "2", "--epochs", "5", "--hidden", "16", "--num-neighbors", "5", "5"]
     words += ["--batch-size", "20", "--mem", "32M"]

@@ -116,18 +116,19 @@ def changed_source(options: CompareOptions, work: Path) -> Path:
 def _narrowed(folder: Path, width: int) -> NDArray[np.float32]:
     """Features, dense or CSR, on their leading singular vectors, with standard deviation 1.
 
-    width  how many of these; 0: the dense features as they are
+    width  how many of these; 0: the features as they are, dense
     """
-    dense = folder / "node_feat.npy"
-    if not width:
-        whole: NDArray[np.float32] = np.load(dense)
-        return whole
-    if dense.is_file():
-        x: Any = np.load(dense).astype(np.float64)
+    x: Any
+    if (dense := folder / "node_feat.npy").is_file():
+        x = np.load(dense)
     else:
         shape = json.loads((folder / "node_feat_csr.json").read_text())["shape"]
         parts = (np.load(folder / f"node_feat_{n}.npy") for n in ("data", "indices", "indptr"))
-        x = csr_array(tuple(parts), shape).astype(np.float64)
+        x = csr_array(tuple(parts), shape)
+    if not width:
+        whole: NDArray[np.float32] = x.toarray() if isinstance(x, csr_array) else x
+        return whole
+    x = x.astype(np.float64)
     _, _, vectors = svds(x, width, random_state=0)
     found = x @ vectors.T
     narrow: NDArray[np.float32] = (found / found.std()).astype(np.float32)

@@ -10,6 +10,7 @@ from loaderd.memory.workspace import Workspace, WorkspaceFull, clear_workspace
 from loaderd.plans.base import Shape, Unit
 from loaderd.sampling.hyperbatch.compact import compact
 from loaderd.sampling.hyperbatch.session import AreaFull, Sampled, StructureArea
+from loaderd.sampling.steps import Steps
 from loaderd.sampling.structure import Structure
 
 _MORE = 4  # a small workspace has room for a quarter more than was seen
@@ -114,18 +115,17 @@ class SessionWorkers:
         """
         if count == 0:
             return
-        work, own = _Work(count), self._large or self._workspaces.take()
-        if self._large is None:  # one is for handing out
-            work.active = max(1, min(self._workspaces.total - 1, count))
+        own = self._large or self._workspaces.take()
+        # one workspace is for handing out
+        chains = 1 if self._large else max(1, min(self._workspaces.total - 1, count))
+        steps = Steps(count, chains)
         try:
-            for space in [own, *[None] * (work.active - 1)]:
-                self._submit(partial(self._step, work, step, space))
-            work.done.wait()
+            for space in [own, *[None] * (chains - 1)]:
+                self._submit(partial(self._step, steps, step, space))
+            steps.wait_all()
         finally:
             if self._large is None:
                 self._give(own)
-        if work.error is not None:
-            raise work.error
 
     @contextlib.contextmanager
     def in_large(self) -> Iterator[None]:
@@ -165,52 +165,27 @@ class SessionWorkers:
         self._given()
 
     def _step(
-        self, work: "_Work", step: Callable[[int, Workspace], bool], own: Workspace | None
+        self, steps: Steps, step: Callable[[int, Workspace], bool], own: Workspace | None
     ) -> None:
         """One step in `own`, or in one that is free now: without one this chain of steps ends."""
         space = own or self._workspaces.try_take()
-        i = None if space is None else work.next()
+        i = None if space is None else steps.take()
         if space is None or i is None:
             if space is not None and own is None:
                 self._give(space)
-            work.leave()
+            steps.leave()
             return
+        more, failed = False, None
         try:
-            work.stop = not step(i, space) or work.stop
+            more = step(i, space)
         except BaseException as error:
-            work.error, work.stop = work.error or error, True
+            failed = error
             clear_workspace(space)  # its tables may be half filled
         finally:
             if own is None:
                 self._give(space)
-        self._submit(partial(self._step, work, step, own))
-
-
-class _Work:
-    """What the steps of one run share."""
-
-    def __init__(self, count: int) -> None:
-        self.error: BaseException | None = None
-        self.stop = False
-        self.active = 1  # chains of steps
-        self.done = concurrency.Event()
-        self._count, self._next = count, 0
-        self._lock = concurrency.Lock()
-
-    def next(self) -> int | None:
-        """The next step; None: there is none."""
-        with self._lock:
-            if self.stop or self._next == self._count:
-                return None
-            self._next += 1
-            return self._next - 1
-
-    def leave(self) -> None:
-        """One chain of steps ends."""
-        with self._lock:
-            self.active -= 1
-            if self.active == 0:
-                self.done.set()
+        steps.done(i, more, failed)
+        self._submit(partial(self._step, steps, step, own))
 
 
 class BatchSampler:

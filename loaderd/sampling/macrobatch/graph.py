@@ -37,7 +37,7 @@ from loaderd.sampling.macrobatch.files import (
     cut_runs,
 )
 from loaderd.sampling.rows import ServedFiles
-from loaderd.sampling.structure import Structure, sample_hops
+from loaderd.sampling.structure import Drawn, Structure, sample_hops
 from loaderd.sampling.topology import NO_ITEMS
 
 _NO_FLAGS, _NO_SHIFTS = np.empty(0, np.uint8), np.empty(0, np.int64)
@@ -419,7 +419,7 @@ class MacroGraph:
         """
         return sample_hops(self._draw, plan, unit, work, roots)
 
-    def _draw(self, column: Column, work: Workspace) -> None:
+    def _draw(self, column: Column, work: Workspace, then: Drawn) -> None:
         """Draws of one frontier over one relation, into `work.draws` at `work.starts`."""
         num, rule = column.nodes.size, column.rule
         if num == 0:
@@ -441,6 +441,7 @@ class MacroGraph:
             work.starts, work.draws, work.starts, work.record_draws, work.record, NO_ITEMS
         )
         kernels.draw_members(members, columns, column, draws)
+        then(0, num)
 
     def address(self, nodes: NDArray[Any], a: int, out: NDArray[np.uint64]) -> None:
         """Where the rows of members lie; NO_ROW for nodes of another type."""

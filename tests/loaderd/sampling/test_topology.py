@@ -1,14 +1,20 @@
 """Batches sampled from blocks that pass through few slots, against plain Python."""
 
+import threading
+from contextlib import closing
+
 import numpy as np
 import pytest
 
-from loaderd.memory.workspace import WorkspaceFull
+from loaderd.memory.workspace import Workspace, WorkspaceFull
+from loaderd.plans.base import Unit
+from loaderd.sessions.workers import WorkerPool
 from tests.loaderd.sampling.sampling import (
     BATCH,
     CASES,
     TRAIN,
     Found,
+    Parts,
     make,
     parts_of,
     same,
@@ -18,6 +24,17 @@ from tests.loaderd.sampling.sampling import (
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     return make(tmp_path_factory.mktemp("topology"))
+
+
+def check(parts: Parts, unit: Unit, work: Workspace) -> None:
+    """A batch is the reference's."""
+    got = parts.topology.sample(parts.plan, unit, work, parts.roots(unit))
+    nodes, edges = got.num_nodes, got.num_edges
+    found = Found(
+        got, work.n_id[:nodes], work.counts, work.local[:edges], work.records[:edges, 0],
+        work.trees[:nodes],
+    )  # fmt: skip
+    same(parts, unit, found)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -31,14 +48,47 @@ def test_batches_are_the_references(made, case, slots, share):
         work = parts.workspace()
         for epoch in (0, 1):
             for step in range(TRAIN // BATCH):
-                unit = parts.plan.unit(epoch, step)
-                got = parts.topology.sample(parts.plan, unit, work, parts.roots(unit))
-                nodes, edges = got.num_nodes, got.num_edges
-                found = Found(
-                    got, work.n_id[:nodes], work.counts, work.local[:edges],
-                    work.records[:edges, 0], work.trees[:nodes],
-                )  # fmt: skip
-                same(parts, unit, found)
+                check(parts, parts.plan.unit(epoch, step), work)
+
+
+class Helped:
+    """Workers, and a caller who begins with a second piece only when one of them has some."""
+
+    def __init__(self, workers: WorkerPool) -> None:
+        self._workers, self.pieces, self.shared = workers, 0, 0
+
+    @property
+    def idle(self) -> int:
+        while self._workers.idle < 1:  # all go back to their queue
+            pass
+        return self._workers.idle
+
+    def share(self, count, do, then):
+        caller, begun = threading.get_ident(), threading.Event()
+
+        def noted(i: int) -> None:
+            if threading.get_ident() != caller:
+                begun.set()
+            elif count > 1:
+                assert begun.wait(30)
+            do(i)
+
+        self.pieces, self.shared = self.pieces + count, self.shared + (count > 1)
+        self._workers.share(count, noted, then)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_frontiers_that_workers_share_give_the_references_batches(made, case, threads, monkeypatch):
+    monkeypatch.setattr("loaderd.sampling.topology._PIECE", 3)
+    workers = WorkerPool(threads)
+    with closing(workers), parts_of(made, case, 60, 60) as parts:
+        parts.topology.load()
+        parts.topology.crew = crew = Helped(workers)
+        work = parts.workspace()
+        for step in range(TRAIN // BATCH):
+            check(parts, parts.plan.unit(0, step), work)
+    assert crew.pieces > 2 * crew.shared > 0
 
 
 def test_a_batch_that_has_no_room_leaves_the_workspace_as_it_was(made):
