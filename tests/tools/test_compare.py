@@ -115,6 +115,10 @@ def test_features_are_narrowed_to_what_they_have_most_of(small_graph, tmp_path):
         values = np.linalg.svd(x, compute_uv=False)
         shares = np.sort((found.astype(np.float64) ** 2).sum(axis=0))[::-1]
         np.testing.assert_allclose(shares / shares[0], values[:6] ** 2 / values[0] ** 2, rtol=1e-3)
+    (work := tmp_path / "noisy").mkdir()
+    noisy = tasks.changed_source(tasks.CompareOptions(made, noise=2.0), work)
+    added = np.load(noisy / "node_feat.npy") - x
+    assert added.std() == pytest.approx(2 * x.std(), rel=0.05)
 
 
 def test_accuracy_of_a_daemon_and_of_a_loader_in_memory(graph, tmp_path, monkeypatch, capsys):

@@ -46,8 +46,8 @@ def served(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    with pool(4) as opened:
+def ranks(request):
+    with pool(8 if request.config.getoption("--long") else 4) as opened:
         yield opened
 
 
@@ -245,7 +245,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights_and_tables(
     assert tables_of(given) == tables
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, 4, pytest.param(8, marks=pytest.mark.long)])
 def test_after_a_rank_was_killed_all_go_on_to_the_same_weights_and_tables(
     served, ranks, tmp_path, world
 ):
