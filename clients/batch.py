@@ -75,17 +75,6 @@ class ArenaReader:
         self._pool = pool
         self._threads = threads
         self._helpers: ThreadPoolExecutor | None = None
-        self._loaded = False
-
-    def _load_kernels(self) -> None:
-        """Load the compiled code that copies rows, while the daemon builds the first batch.
-
-        The first kernel that a process calls takes a second, most of it for numba's own modules.
-        """
-        if not self._loaded:
-            arena = self._session.attachment.data
-            gather_rows(arena, arena[:0].view(np.uint64), 0, 0, 1, np.empty(0, np.uint8))
-            self._loaded = True
 
     def close(self) -> None:
         """End the helper threads, if there are any."""
@@ -234,7 +223,6 @@ class BatchReader(ArenaReader):
 
     def read(self, step: int) -> dict[str, Any]:
         """The batch of `step`, all of it copied and released; waits for the daemon."""
-        self._load_kernels()
         ready = self._session.receive(BatchReady, step)
         named = {array.name: array for array in ready.structure.arrays}
         wanted = () if self._single else ("src", "ends")  # what the order of the nodes depends on

@@ -174,7 +174,6 @@ class SplitReader(BatchReader):
 
     def read_piece(self, step: int) -> SplitBatch:
         """The piece of the batch of `step`, all of it copied and released; waits for the daemon."""
-        self._load_kernels()
         ready = self._session.receive(BatchReady, step)
         blob, attached = ready.structure, self._session.attached
         named = {array.name: array for array in blob.arrays}

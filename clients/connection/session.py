@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import itertools
 import os
 import socket
@@ -17,6 +18,7 @@ import zmq
 from numpy.typing import NDArray
 
 from blockstore.io.mapping import map_shared
+from blockstore.kernels.rows import expand_counts, gather_rows
 from clients.connection.position import StateMismatch, check_resolved
 from loaderd.api import errors
 from loaderd.api.endpoint import connect, parse_endpoint
@@ -43,6 +45,7 @@ from loaderd.api.protocol import (
     decode_daemon,
     encode,
 )
+from loaderd.plans.chunks import METHOD_OF
 
 WELCOME_TIMEOUT_S = 30.0  # a daemon that listens answers from its event loop
 WELCOME_BYTES = 1 << 16
@@ -215,6 +218,18 @@ def _drop_inherited() -> None:
     _registry.sessions = weakref.WeakSet()
 
 
+@functools.cache
+def load_kernels() -> None:
+    """Load the compiled code that copies rows, while the daemon works.
+
+    The first kernel that a process calls takes a second, most of it for numba's own modules.
+    """
+    arena, out = np.zeros(8, np.uint8), np.empty(0, np.uint8)
+    arena.flags.writeable = False
+    gather_rows(arena, arena.view(np.uint64), 0, 0, 1, out)
+    expand_counts(np.zeros(0, np.uint32), 0, np.zeros(0, np.int64))
+
+
 def views(
     arena: NDArray[np.uint8], slot_bytes: int, blob: Blob, array: BlobArray
 ) -> Iterator[tuple[int, NDArray[Any]]]:
@@ -313,6 +328,8 @@ class Session:
         numbers = np.empty(0, "<i8") if ids is None else np.ascontiguousarray(ids, "<i8").ravel()
         token = self.attachment.token
         self._send(msgspec.structs.replace(request, token=token, request=number, ids=numbers.size))
+        if request.plan not in METHOD_OF:  # which copy nothing by addresses
+            load_kernels()
         while True:
             match self._next():
                 case IdsWanted(request=echo, first=first, count=count) if echo == number:

@@ -90,7 +90,6 @@ class PartReader(BatchReader):
 
         seeds   which of the batch's are meant, by their places
         """
-        self._load_kernels()
         ready = self._session.receive(BatchReady, step)
         self._target.received(self._session.attachment.data, [])
         named = {array.name: array for array in ready.structure.arrays}

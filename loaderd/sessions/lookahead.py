@@ -1,7 +1,8 @@
 """Some minibatches of a session, sampled as they will be, to know what batches take."""
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -87,9 +88,6 @@ class LookAhead:
 
     def __init__(self, resources: StoreResources, draft: SessionDraft) -> None:
         self._resources, self._draft = resources, draft
-        # in this thread: workers may have other sessions' batches to build all the time, and an
-        # attach that waits for them keeps all others waiting
-        self._crew = SessionWorkers(draft.workspaces, lambda step: step(), lambda: None)
         # whether batches are sampled hop by hop over blocks
         self._together = resources.broker.graph_preferred < resources.budget.graph_blocks
 
@@ -128,7 +126,9 @@ class LookAhead:
                 try:
                     memory = [room.run(n, LOOK_WAIT_S) for n in parts[: 1 + self._together]]
                     areas = [StructureArea(piece) for piece in memory]
-                    found = self._sampler(areas[1:]).sample(units, 0, areas[0], lambda: False)
+                    with self._crew(room) as crew:
+                        sampler = self._sampler(areas[1:], crew)
+                        found = sampler.sample(units, 0, areas[0], lambda: False)
                     if not found:
                         return None
                     seen = self._seen(found, areas[0].used)
@@ -164,11 +164,29 @@ class LookAhead:
         structures = [sampled.structure for sampled in found]
         return Seen(structures, -(-used // len(found)), tuple(curve))
 
-    def _sampler(self, scratch: list[StructureArea]) -> StructureSampler:
+    @contextlib.contextmanager
+    def _crew(self, room: Allocation) -> Iterator[SessionWorkers]:
+        """As many threads as there are workers, if a workspace for each has room, too.
+
+        Workers may have other sessions' batches to build all the time, and an attach that waits
+        for them keeps all others waiting.
+        """
+        draft, workspaces = self._draft, Workspaces()
+        workspaces.add(first := draft.workspaces.take())
+        need = WorkspaceNeed(draft.spec.plan.shape(), self._resources.settings.workers - 1, 0)
+        try:
+            with contextlib.suppress(Refused):
+                add_workspaces(self._resources, room, workspaces, draft.sizes, need, 0.0)
+            with concurrency.ThreadPoolExecutor(workspaces.total) as threads:
+                yield SessionWorkers(workspaces, threads.submit, lambda: None, spare=0)
+        finally:
+            draft.workspaces.give(first)
+
+    def _sampler(self, scratch: list[StructureArea], crew: SessionWorkers) -> StructureSampler:
         resources, spec = self._resources, self._draft.spec
         if self._together:
-            return block_sampler(resources, spec, self._crew, SamplingMemory(scratch[0]))
-        return BatchSampler(lambda u, w: resources.builder.structure(spec, u, w), self._crew)
+            return block_sampler(resources, spec, crew, SamplingMemory(scratch[0]))
+        return BatchSampler(lambda u, w: resources.builder.structure(spec, u, w), crew)
 
     def _add_small_workspaces(self, seen: Sequence[Structure]) -> None:
         """Beside the large one there is, as many more as there are workers.  Raises Refused."""

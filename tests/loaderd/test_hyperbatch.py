@@ -205,15 +205,15 @@ def test_a_type_whose_regions_cannot_be_read_leaves_nothing_of_the_others(tmp_pa
     graph = random_hetero(rng, sizes, [("one", "to", "other")], 2, {"one": 3, "other": 5}, "one")
     write_hetero_store(tmp_path / "store", graph)
     kit = Kit(open_store(tmp_path / "store"), 50, 40)
-    cache, real = kit.cache, kit.cache._bring_regions
+    cache, real = kit.cache, kit.cache._bring_pieces
 
-    def fail_once(t, oldest):
+    def fail_once(t, pieces, oldest):
         if t is cache.types[1] and calls.pop():
             raise CorruptBlock("a region")
-        real(t, oldest)
+        real(t, pieces, oldest)
 
     calls = [False, True]
-    monkeypatch.setattr(cache, "_bring_regions", fail_once)
+    monkeypatch.setattr(cache, "_bring_pieces", fail_once)
     try:
         nodes = np.arange(60, 120, dtype=np.uint32)
         with pytest.raises(CorruptBlock):

@@ -14,6 +14,7 @@ from blockstore import concurrency
 from blockstore.format import PAGE_BYTES, row_geometry
 from blockstore.io.reader import make_transit
 from blockstore.io.reading import Reading, wait_all
+from blockstore.kernels.order import distinct
 from blockstore.kernels.rowcache import (
     ABSENT_ROW,
     LEVELS,
@@ -64,13 +65,20 @@ class _Array(NamedTuple):
     area: NDArray[np.int64]  # arena slots
 
 
+class _Piece(NamedTuple):
+    """Rows of regions that stay, read together."""
+
+    regions: Sequence[int]  # whole, or
+    rows: NDArray[Any] = np.empty(0, np.uint32)  # of some
+
+
 @dataclass(slots=True)
 class _Type:
     """The rows of one node type; one entry holds a node's row of every array."""
 
     first: int
     num_nodes: int
-    missing: list[int]  # regions that stay and were not read yet, ascending
+    missing: set[int]  # regions that stay and were not read yet
     arrays: list[_Array]
     served: list[int]  # which of the served row arrays they are
     table: CacheTable
@@ -78,6 +86,10 @@ class _Type:
     listed: NDArray[Any]
     num_listed: int = 0
     hand: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))  # an entry
+
+    def region_rows(self, region: int) -> NDArray[np.int64]:
+        first, shift = region << int(self.table.shift), int(self.table.shift)
+        return np.arange(first, min(self.num_nodes, first + (1 << shift)))
 
 
 class TypeRows(NamedTuple):
@@ -229,13 +241,14 @@ class RowCache:
                         files.first_file + files.served[i].number, row_layout(geometry, width), own
                     )
                 )
-            missing, served = share.stay.tolist(), list(t.served)
+            missing, served = set(share.stay.tolist()), list(t.served)
             self.types.append(
                 _Type(t.first, t.num_nodes, missing, arrays, served, table, bits, listed)
             )
         self._chosen, self._runs = _carve_chunks(carver, types, shares)
         self._counts = np.zeros(LEVELS + 1, np.int64)
         self._groups = 0
+        self._delivered = False  # rows of a group
         self.rows_read = self.rows_wanted = self.pages_read = self.runs_read = 0
         self.stay_rows, self.stay_read = sum(share.stay_rows for share in shares), 0
 
@@ -282,7 +295,7 @@ class RowCache:
         """
         until = group[-1].batch
         self.rows_wanted += sum(piece.size for _, piece in _pieces(group))
-        self._fill(oldest)
+        self._fill(group, oldest)
         for t in self.types:
             for _, piece in _pieces(group):
                 t.num_listed = list_absent(
@@ -303,6 +316,7 @@ class RowCache:
         finally:
             for t in self.types:
                 self._forget(t)
+        self._delivered = True
         for t in self.types:
             for needs, piece in _pieces(group):
                 note_use(
@@ -313,37 +327,79 @@ class RowCache:
         forget_listed(t.listed, t.num_listed, t.table.place)
         t.num_listed = 0
 
-    def _fill(self, oldest: Callable[[int], int]) -> None:
-        """Bring the regions that stay, all of them, once; a run that ends leaves some missing."""
-        begun, rows = concurrency.monotonic(), self.stay_rows - self.stay_read
-        if rows:
-            tell(log, logging.INFO, "row cache fills", rows=rows)
-        for t in self.types:
-            self._bring_regions(t, oldest)
-        if rows:
-            seconds = round(concurrency.monotonic() - begun, 2)
-            tell(log, logging.INFO, "row cache filled", rows=rows, seconds=seconds)
+    def _fill(self, group: Sequence[Needs], oldest: Callable[[int], int]) -> None:
+        """Bring the regions that stay, once; a run that ends leaves some missing.
 
-    def _bring_regions(self, t: _Type, oldest: Callable[[int], int]) -> None:
-        shift, half = int(t.table.shift), t.listed.size // _RUNS_HELD
-        step = min(self._chosen.size, half) >> shift
-        on_the_way: deque[tuple[int, int, list[Reading]]] = deque()
-        begun = low = 0
+        A client waits for its first batch: if that is a group of its own, regions of which it wants
+        little come with the next group, and only its rows of these now.
+        """
+        begun, later, pieces = concurrency.monotonic(), 0, list[tuple[_Type, _Piece]]()
+        for t in self.types:
+            rows, now = t.listed[:0].copy(), sorted(t.missing)
+            if not self._delivered and len(group) == 1:
+                now, rows = self._choose_regions(t, group[0])
+                later += sum(t.region_rows(r).size for r in set(t.missing).difference(now))
+            most = min(self._chosen.size, t.listed.size // _RUNS_HELD)
+            step = most >> int(t.table.shift)
+            pieces += [(t, _Piece(now[i : i + step])) for i in range(0, len(now), step)]
+            pieces += [(t, _Piece([], rows[i : i + most])) for i in range(0, rows.size, most)]
+        if missing := self.stay_rows - self.stay_read:
+            tell(log, logging.INFO, "row cache fills", rows=missing - later, later=later)
+        for t in self.types:
+            self._bring_pieces(t, [piece for own, piece in pieces if own is t], oldest)
+        if missing:
+            seconds = round(concurrency.monotonic() - begun, 2)
+            tell(log, logging.INFO, "row cache filled", rows=missing - later, seconds=seconds)
+
+    def _choose_regions(self, t: _Type, needs: Needs) -> tuple[list[int], NDArray[Any]]:
+        """The missing regions of which a batch wants much, and the rows that it wants of others.
+
+        Little: reading these rows takes less than half as long as reading the region.
+        """
+        shift, gap = int(t.table.shift), self._gap_pages
+        missing = np.zeros(t.table.base.size, np.bool_)
+        missing[list(t.missing)] = True
+        found = [piece.astype(np.int64) - t.first for piece in needs.pieces]
+        found = [rows[(rows >= 0) & (rows < t.num_nodes)] for rows in found]
+        rows = distinct(np.concatenate([rows[missing[rows >> shift]] for rows in found]))
+        rows = rows.astype(t.listed.dtype)
+        cost, runs = np.zeros(missing.size), self._runs.reshape(-1, 5)  # pages that take as long
+        for low in range(0, rows.size, len(runs)):
+            high = min(low + len(runs), rows.size)
+            for a in t.arrays:
+                count = plan_extents(rows, low, high, a.layout, gap, self._most_pages, runs)
+                regions = rows[runs[:count, 3]] >> shift
+                cost += np.bincount(regions, gap + runs[:count, 2], missing.size)
+        blocks = [a.layout.block_bytes / a.layout.rows_per_block for a in t.arrays]
+        much = 2 * cost >= sum(gap + (1 << shift) * each / PAGE_BYTES for each in blocks)
+        return np.flatnonzero(missing & much).tolist(), rows[~much[rows >> shift]]
+
+    def _bring_pieces(
+        self, t: _Type, pieces: Sequence[_Piece], oldest: Callable[[int], int]
+    ) -> None:
+        """Rows of regions that stay: two pieces are on their way."""
+        on_the_way: deque[tuple[_Piece, int, list[Reading]]] = deque()
+        low = 0
+
+        def settle() -> None:
+            piece, size, readings = on_the_way.popleft()
+            wait_all(readings)
+            if piece.regions:
+                t.missing.difference_update(piece.regions)
+                self.stay_read += size
+
         try:
-            while begun < len(t.missing) or on_the_way:
-                if begun == len(t.missing) or len(on_the_way) == _RUNS_HELD:
-                    count, num_rows, readings = on_the_way.popleft()
-                    wait_all(readings)
-                    del t.missing[:count]
-                    begun -= count
-                    self.stay_read += num_rows
-                    continue
+            for piece in pieces:
+                if len(on_the_way) == _RUNS_HELD:
+                    settle()
                 oldest(-1)
-                regions = t.missing[begun : begun + step]
-                high = _list_regions(t, regions, low)
-                on_the_way.append((len(regions), high - low, self._read(t, low, high)))
-                self.rows_read += high - low
-                begun, low = begun + len(regions), half - low
+                rows = np.concatenate([piece.rows, *map(t.region_rows, piece.regions)])
+                t.listed[low : low + rows.size] = rows
+                on_the_way.append((piece, rows.size, self._read(t, low, low + rows.size)))
+                self.rows_read += rows.size
+                low = t.listed.size // _RUNS_HELD - low
+            while on_the_way:
+                settle()
         except BaseException:
             with contextlib.suppress(Exception):  # the first error is on its way up already
                 wait_all(reading for *_, readings in on_the_way for reading in readings)
@@ -431,13 +487,3 @@ def _pieces(group: Sequence[Needs]) -> Iterator[tuple[Needs, NDArray[Any]]]:
     for needs in group:
         for piece in needs.pieces:
             yield needs, piece
-
-
-def _list_regions(t: _Type, regions: Sequence[int], low: int) -> int:
-    """List the rows of regions from `low` on; returns the end."""
-    for region in regions:
-        first = region << int(t.table.shift)
-        count = min(t.num_nodes - first, 1 << int(t.table.shift))
-        t.listed[low : low + count] = np.arange(first, first + count)
-        low += count
-    return low

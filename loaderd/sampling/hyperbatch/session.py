@@ -199,6 +199,8 @@ class Hyper:
         """Without a cache each batch's rows are for the engine to bring."""
         self._plan, self._sampler, self.cache = plan, sampler, memory.cache
         self.size, self._chunk = memory.cut.size, memory.cut.chunk
+        # a run begins with one batch, unless passes over the graph sample all at the same cost
+        self._first = 1 if memory.sampling is None else self._chunk
         self._owner, self._trace = owner, trace
         self._areas, self._free = memory.areas, list(memory.areas)
         self._changed = concurrency.Condition()
@@ -316,10 +318,11 @@ class Hyper:
 
         A `wake` that comes meanwhile is not missed: the next look asks again.
         """
-        asked = self._owner.ask(run.number, self._chunk - len(run.ahead))
+        most = self._chunk if run.batches else self._first
+        asked = self._owner.ask(run.number, most - len(run.ahead))
         with self._changed:
             run.ahead.extend(asked)
-            if run is self._run and len(run.ahead) >= self._chunk:
+            if run is self._run and len(run.ahead) >= most:
                 self._more = True
             self._sampling = bool(run.ahead) and run is self._run and not self._stopped
             self._changed.notify_all()
@@ -368,14 +371,19 @@ class Hyper:
             return True
         if run is None or not self._queue:
             return False
-        first = run.grouped == 0  # begin with what there is
-        wanted = 1 if self.cache is None else self._chunk if first else self.size
+        wanted = 1 if self.cache is None else self._group_size(run)
         if self._sampling or len(self._queue) >= wanted:
             return len(self._queue) >= wanted
         more = (self._more or bool(run.ahead)) and not self._stopped
         # areas of batches that are being handed out become free without this thread
         coming = sum(area.left for area in self._areas) > len(self._queue)
         return not (more and (self._free or coming))
+
+    def _group_size(self, run: _Run) -> int:
+        """Batches of the next group, at most: the first ones are small, as a client waits."""
+        if run.grouped == 0:
+            return self._first
+        return self._chunk if run.grouped <= self._first else self.size
 
     def _gather(self) -> None:
         """The rows of one group: batches that fit the cache together."""
@@ -430,7 +438,7 @@ class Hyper:
         if self.cache is None:
             return 0
         needs = [Needs(s.batch, s.items, s.unit) for s in todo]
-        count = min(self.cache.count_fitting(needs), self.size)
+        count = min(self.cache.count_fitting(needs), self._group_size(run))
         if count:
             self.cache.bring(needs[:count], needs[count:], lambda known: self._oldest(run, known))
         return count

@@ -15,7 +15,7 @@ from loaderd.sampling.structure import Structure
 
 _MORE = 4  # a small workspace has room for a quarter more than was seen
 Built = TypeVar("Built")
-Submit = Callable[[Callable[[], None]], None]
+Submit = Callable[[Callable[[], None]], object]
 Build = Callable[[Unit, Workspace], Structure]  # a batch's structure into a workspace
 
 
@@ -103,8 +103,16 @@ class SessionWorkers:
     client, has done its part.  The thread that asks for steps does wait for those that they need.
     """
 
-    def __init__(self, workspaces: Workspaces, submit: Submit, given: Callable[[], None]) -> None:
-        """`submit`: to a worker, after what batches wait for.  `given`: a workspace is back."""
+    def __init__(
+        self, workspaces: Workspaces, submit: Submit, given: Callable[[], None], spare: int = 1
+    ) -> None:
+        """Use these workspaces.
+
+        submit  to a worker, after what batches wait for
+        given   a workspace is back
+        spare   of the workspaces, for handing out
+        """
+        self._spare = spare
         self._workspaces, self._submit, self._given = workspaces, submit, given
         self._large: Workspace | None = None  # that all steps are done in, one after another
 
@@ -115,9 +123,8 @@ class SessionWorkers:
         """
         if count == 0:
             return
-        own = self._large or self._workspaces.take()
-        # one workspace is for handing out
-        chains = 1 if self._large else max(1, min(self._workspaces.total - 1, count))
+        own, most = self._large or self._workspaces.take(), self._workspaces.total - self._spare
+        chains = 1 if self._large else max(1, min(most, count))
         steps = Steps(count, chains)
         try:
             for space in [own, *[None] * (chains - 1)]:

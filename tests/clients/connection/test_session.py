@@ -3,9 +3,11 @@
 import os
 import socket
 
+import numba
 import numpy as np
 import pytest
 
+from clients.connection import session
 from clients.connection.session import Session, error_of
 from loaderd.api.errors import BatchFailed, DaemonError, NoDaemon, Refused, SessionLost
 from loaderd.api.protocol import Attach, BatchReady, Detach, ErrorReply, Release, Start
@@ -22,6 +24,40 @@ def pair(tmp_path):
         session = Session(daemon.endpoint, attach())
         yield daemon, session
         session.close()
+
+
+def test_kernels_of_a_batch_are_loaded_while_the_daemon_works(tmp_path, monkeypatch):
+    """As they are called later: numba loads, or compiles, for other types once more."""
+    torch = pytest.importorskip("torch")
+    from clients import batch  # imports torch
+    from clients.torch import NeighborDataset
+
+    asked: dict[str, set[object]] = {}
+
+    def noting(module, name):
+        kernel = getattr(module, name)
+
+        def call(*arguments):
+            types = tuple(map(numba.typeof, arguments))
+            asked.setdefault(f"{module.__name__} {name}", set()).add(types)
+            return kernel(*arguments)
+
+        monkeypatch.setattr(module, name, call)
+
+    for name in ("gather_rows", "expand_counts"):
+        noting(session, name)
+        noting(batch, name)
+    session.load_kernels.cache_clear()
+    with fake_daemon(tmp_path) as daemon:
+        data = NeighborDataset(daemon.endpoint, num_neighbors=[4, 3], batch_size=8)
+        assert not asked
+        data.attached()
+        loaded = {name.split()[1]: types for name, types in asked.items()}
+        assert loaded.keys() == {"gather_rows", "expand_counts"}
+        assert isinstance(next(iter(data)).x, torch.Tensor)
+        data.close()
+    for name, types in loaded.items():
+        assert asked[f"clients.batch {name}"] == types
 
 
 def test_nothing_listens(tmp_path):

@@ -86,7 +86,7 @@ class Reader:
         return Reading(None)
 
 
-def make_cache(entries: int, reader: Reader, stay: Sequence[int] = ()) -> RowCache:
+def make_cache(entries: int, reader: Reader, stay: Sequence[int] = (), gap: int = 1) -> RowCache:
     """`stay`: regions that do."""
     types = rows_by_type(SERVED)
     regions = np.array(sorted(stay), np.int64)
@@ -98,7 +98,7 @@ def make_cache(entries: int, reader: Reader, stay: Sequence[int] = ()) -> RowCac
     tables = np.zeros(table_bytes(types, "uint32", [share]), np.uint8)
     return RowCache(
         ServedFiles(SERVED, reader, 0, data, SLOT, BLOCK, "uint32"),  # type: ignore[arg-type]
-        [share], tables, area.tolist(), transit, 1,
+        [share], tables, area.tolist(), transit, gap,
     )  # fmt: skip
 
 
@@ -251,6 +251,7 @@ def test_regions_that_stay_are_read_once_whatever_fails(fails):
         check(cache, needs)
     assert not cache.types[0].missing
     rows, others = 16 * 3 + NODES % 16, 4 if fails < 0 else 3
+    others += 4 if fails < 0 else 0  # those of the first batch, alone
     assert cache.rows_read == rows + others if fails < 0 else cache.rows_read >= rows + others
 
 
@@ -258,7 +259,7 @@ def test_a_run_that_ends_leaves_regions_for_the_next_one(caplog):
     caplog.set_level(logging.INFO, "loaderd")
     cache = make_cache(9, Reader(), range(8))
     cache._chosen = cache._chosen[:16]  # a region at a time
-    needs, asked = needs_of(0, [10, 129]), iter(range(5))
+    group, asked = [needs_of(0, [10, 129]), needs_of(1, [11])], iter(range(5))
 
     def oldest(known: int) -> int:
         if next(asked, None) is None:
@@ -266,20 +267,41 @@ def test_a_run_that_ends_leaves_regions_for_the_next_one(caplog):
         return known + 1
 
     with pytest.raises(ValueError, match="has ended"):
-        cache.bring([needs], [], oldest)
+        cache.bring(group, [], oldest)
     assert 0 < len(cache.types[0].missing) < 8
     assert 0 < cache.stay_read < cache.stay_rows == NODES
     read = cache.stay_read
-    cache.bring([needs], [], lambda known: known + 1)
-    check(cache, needs)
+    cache.bring(group, [], lambda known: known + 1)
+    for needs in group:
+        check(cache, needs)
     assert not cache.types[0].missing
     assert cache.stay_read == NODES
-    cache.bring([needs], [], lambda known: known + 1)  # nothing is missing now
+    cache.bring(group, [], lambda known: known + 1)  # nothing is missing now
     told = [(record.message, record.fields["rows"]) for record in caplog.records]
     assert told == [
         ("row cache fills", NODES), ("row cache fills", NODES - read),
         ("row cache filled", NODES - read),
     ]  # fmt: skip
+
+
+def test_a_first_batch_waits_for_what_it_wants_and_for_regions_of_which_it_wants_much(caplog):
+    """Of region 0 it wants each row, of 2 one, of 3 two in pages apart, of 7 none."""
+    caplog.set_level(logging.INFO, "loaderd")
+    reader = Reader()
+    cache = make_cache(9, reader, [0, 2, 3, 7], 0)
+    first = needs_of(0, [*range(10, 26), 42, 60, 70])
+    reader.fail_after = 2
+    with pytest.raises(CorruptBlock):  # nobody has got a batch
+        cache.bring([first], [], lambda known: known + 1)
+    reader.fail_after = -1
+    for later, told in ((first, (16, 40)), (needs_of(1, [129]), (40, 0))):
+        cache.bring([later], [], lambda known: known + 1)
+        check(cache, later)
+        record = [r for r in caplog.records if r.message == "row cache fills"][-1]
+        assert (record.fields["rows"], record.fields["later"]) == told
+    assert cache.stay_read == cache.stay_rows == 56
+    assert cache.rows_read >= 56 + 3  # those of 2 and 3 came twice
+    check(cache, first)
 
 
 def test_regions_cover_the_rows_of_a_type():

@@ -58,6 +58,16 @@ def test_steps_are_done_once_and_in_order(crew):
     team.run(0, lambda _i, _work: pytest.fail("there is nothing to do"))
 
 
+def test_where_nothing_is_handed_out_every_workspace_is_worked_in():
+    workspaces, both = Workspaces(), threading.Barrier(2)
+    for _ in range(2):
+        workspaces.add(make_work(20))
+    with ThreadPoolExecutor(2) as threads:
+        team = SessionWorkers(workspaces, threads.submit, lambda: None, spare=0)
+        team.run(2, lambda _i, _work: both.wait(10) >= 0)
+    assert workspaces.all_home
+
+
 def test_the_first_error_is_raised_and_workspaces_are_back(crew):
     workspaces, team = crew
     begun: list[int] = []
