@@ -40,7 +40,7 @@ from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import QuantizationError, Ran, StageResult
 from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, resumable
 from preprocess.pipeline.work import WorkFolder, sign
-from preprocess.stages.csc import WholeColumns, sorted_columns
+from preprocess.stages.csc import RawEdges, WholeColumns, ready, sorted_columns
 from preprocess.stages.rows import Quantizer, checked_sums, scatter_bytes
 from preprocess.stages.slots import SlotCopies
 
@@ -244,13 +244,13 @@ class DeriveStages:
                     origins.append(piece[0].astype(self.resolved.origin_dtype))
                     targets.append(piece[1])
 
-    def _records(self, store: Store) -> Iterator[Records]:
+    def _records(self, store: Store) -> Iterator[RawEdges]:
         """Edges as columns of origins: what sorts them."""
         target, origin, relation = self.resolved[:3]
         none = np.empty(0, np.int64)
         for targets, sources in stored_edges(store, relation, self.plan.piece_edges):
             dst, src = sources.astype(np.int64), targets.astype(np.int64)
-            yield Records(dst - origin.first, src - target.first, none)
+            yield ready(Records(dst - origin.first, src - target.first, none))
 
     def _edges(self, run: DeriveRun) -> Edges:
         """All edges, by origin: as they lie, or as they were sorted."""

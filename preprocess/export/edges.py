@@ -18,14 +18,21 @@ from blockstore.format import TIME_DTYPE, WEIGHT_DTYPE, Relation, RowArray
 from blockstore.store import Store, numpy_dtype, read_rows, scan_rows
 from preprocess.files.array_file import ArrayFile
 from preprocess.files.npy import NpyWriter
-from preprocess.files.store import stored_blocks, to_floats
+from preprocess.files.store import graph_blocks, stored_blocks, to_floats
 from preprocess.ingest.plan import too_little_memory
 from preprocess.kernels.edges import Records
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import Cost, Facts, PipelineRun, Stage
 from preprocess.pipeline.work import WorkFolder
 from preprocess.sources.plain_names import CSR, CSR_PARTS, PlainNames
-from preprocess.stages.csc import COLUMN_BYTES, WholeColumns, Widths, sorted_columns
+from preprocess.stages.csc import (
+    COLUMN_BYTES,
+    RawEdges,
+    WholeColumns,
+    Widths,
+    ready,
+    sorted_columns,
+)
 from preprocess.stages.edge_places import EdgePlaces, Identified, Pieces, RowPart, rows_by_id
 from preprocess.stages.rows import Emit
 
@@ -79,10 +86,11 @@ def written_bytes(array: RowArray) -> int:
     return array.num_rows * array.row_items * written_dtype(array).itemsize
 
 
-def write_dense(
-    run: ExportRun, stem: str, array: RowArray, num_rows: int, place: Callable[[Emit], None]
-) -> None:
-    """`<stem>.npy`; `place` hands over the rows in their order."""
+Place = Callable[[ExportRun, Emit], None]  # hands over rows in their order
+
+
+def write_dense(stem: str, array: RowArray, num_rows: int, place: Place, run: ExportRun) -> None:
+    """`<stem>.npy`."""
     shape = (num_rows, *array.row_shape)
     with NpyWriter(run.result / f"{stem}.npy", shape, written_dtype(array)) as out:
         steps = _steps(run, array)
@@ -91,12 +99,10 @@ def write_dense(
             for part in steps(rows):
                 out.append(part)
 
-        place(emit)
+        place(run, emit)
 
 
-def write_csr(
-    run: ExportRun, stem: Callable[[str], str], array: RowArray, place: Callable[[Emit], None]
-) -> None:
+def write_csr(stem: Callable[[str], str], array: RowArray, place: Place, run: ExportRun) -> None:
     """Dense rows as the CSR matrix that they came from; zeros are not kept.
 
     stem   of the file of a part
@@ -120,7 +126,7 @@ def write_csr(
                 data.append(part[row, column])
                 nnz += row.size
 
-        place(emit)
+        place(run, emit)
     meta = {"shape": [array.num_rows, array.row_shape[0]], "nnz": nnz}
     (run.result / f"{stem(CSR)}.json").write_bytes(msgspec.json.encode(meta))
 
@@ -128,11 +134,11 @@ def write_csr(
 def copy_rows(stem: str, array: RowArray, run: ExportRun) -> None:
     """Rows in the order in which they are stored."""
 
-    def place(emit: Emit) -> None:
-        for _, rows in scan_rows(run.store, array, SCAN_BYTES):
+    def place(run: ExportRun, emit: Emit) -> None:
+        for rows in _rows_of(array, run.store):
             emit(rows)
 
-    write_dense(run, stem, array, array.num_rows, place)
+    write_dense(stem, array, array.num_rows, place, run)
 
 
 def _steps(run: ExportRun, array: RowArray) -> Callable[[NDArray[Any]], Iterator[NDArray[Any]]]:
@@ -257,8 +263,9 @@ class EdgeExport:
         if longest > share // 4 * 3:
             minimum = run.mem_bytes + 2 * longest
             raise too_little_memory(run.mem_bytes, minimum, "sorting the in-edges of one node")
-        edges = self._counted(run) if wanted else self._records(run)
-        columns = sorted_columns(edges, counts, widths, False, share, run.folder, run.progress)
+        columns = sorted_columns(
+            self._counted(run), counts, widths, False, share, run.folder, run.progress
+        )
         if not wanted:
             return num_edges, self._write_ends(run, num_edges, _ends(columns, None))
         with EdgePlaces(num_edges, self._id_dtype, run.share // 4, run.folder) as places:
@@ -266,11 +273,11 @@ class EdgeExport:
             places.write(run.path(_IDS))
         return num_edges, most_node
 
-    def _counted(self, run: ExportRun) -> Iterator[Records]:
+    def _counted(self, run: ExportRun) -> Iterator[RawEdges]:
         """Edges, with their places in the store as ids."""
         done = 0
         for dst, src, _ in self._records(run):
-            yield Records(dst, src, np.arange(done, done + dst.size))
+            yield ready(Records(dst, src, np.arange(done, done + dst.size)))
             done += dst.size
 
     def _write_ends(self, run: ExportRun, count: int, pieces: Pieces) -> int:
@@ -299,7 +306,7 @@ class EdgeExport:
                 yield Identified(ids.read(done, piece.shape[0]), (piece,))
                 done += piece.shape[0]
 
-        def place(emit: Emit) -> None:
+        def place(run: ExportRun, emit: Emit) -> None:
             part = RowPart(numpy_dtype(array.dtype), array.row_items)
             with ArrayFile(run.path(_IDS), self._id_dtype) as ids:
                 found, ordered = rows_by_id(
@@ -310,7 +317,7 @@ class EdgeExport:
                 for _, rows in ordered:
                     emit(rows.reshape(-1, *array.row_shape))
 
-        write_dense(run, stem, array, count, place)
+        write_dense(stem, array, count, place, run)
 
     def _write_split(self, stem: str, array: RowArray, run: ExportRun) -> None:
         """Pairs as they are; positions as those of the edges that are written."""
@@ -344,10 +351,7 @@ class EdgeExport:
 
 def _section(relation: Relation, name: str, store: Store) -> Iterator[NDArray[Any]]:
     """Weights or times, block by block."""
-    for _, block in stored_blocks(store, relation, SCAN_BYTES):
-        found = block.weights if name == "weight" else block.times
-        assert found is not None
-        yield found
+    return (getattr(block, f"{name}s") for _, block in graph_blocks(store, relation, SCAN_BYTES))
 
 
 def _rows_of(array: RowArray, store: Store) -> Iterator[NDArray[Any]]:

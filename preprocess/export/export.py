@@ -7,7 +7,7 @@ order, without added reverses, where the store kept edge ids; else all of them, 
 Relations that ingest added are left out.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ class _Export:
             if array.source == "csr" and len(array.row_shape) == 1:
                 stem = partial(csr_stem, names, t.name, name)
                 files = [f"{stem(CSR)}.json", *(f"{stem(part)}.npy" for part in CSR_PARTS)]
-                body = partial(self._write_csr, t, array, stem)
+                body = partial(write_csr, stem, array, partial(self._place, t, array))
                 yield ExportStage(stem(CSR), self._cost(array), body, arrays=files)
             else:
                 yield self._placed(t, names("rows", t.name, name), array)
@@ -133,18 +133,10 @@ class _Export:
         return Cost(read + passing, written_bytes(array) + passing, passing)
 
     def _placed(self, t: NodeType, stem: str, array: RowArray) -> ExportStage:
-        body = partial(self._write_placed, t, stem, array)
+        body = partial(write_dense, stem, array, array.num_rows, partial(self._place, t, array))
         return ExportStage(stem, self._cost(array), body, arrays=[f"{stem}.npy"])
 
-    def _write_csr(
-        self, t: NodeType, array: RowArray, stem: Callable[[str], str], run: ExportRun
-    ) -> None:
-        write_csr(run, stem, array, lambda emit: self._place(run, t, array, emit))
-
-    def _write_placed(self, t: NodeType, stem: str, array: RowArray, run: ExportRun) -> None:
-        write_dense(run, stem, array, array.num_rows, lambda emit: self._place(run, t, array, emit))
-
-    def _place(self, run: ExportRun, t: NodeType, array: RowArray, emit: Emit) -> None:
+    def _place(self, t: NodeType, array: RowArray, run: ExportRun, emit: Emit) -> None:
         """Rows of a type in the source's order."""
         pieces = (rows for _, rows in scan_rows(run.store, array, SCAN_BYTES))
         rank = self._rank(run.ids(t.name).original)

@@ -13,7 +13,7 @@ _AHEAD = 2  # pieces
 COPIES = _AHEAD + 1  # of a piece, that reading ahead holds beside the one being read
 
 Piece = TypeVar("Piece")
-Tag = TypeVar("Tag")
+Dealt = TypeVar("Dealt", bound=tuple[Any, ...])
 Arrays = tuple[NDArray[Any], ...]
 
 
@@ -49,17 +49,16 @@ def read_ahead(pieces: Iterator[Piece]) -> Generator[Piece]:
             close()
 
 
-def deal(
-    pieces: Iterator[tuple[Arrays, Tag]], workers: Sequence[Callable[[Arrays, Tag], None]]
-) -> None:
+def deal(pieces: Iterator[Dealt], workers: Sequence[Callable[[Arrays, Dealt], None]]) -> None:
     """Each piece to one of the workers, a thread each, whichever is free: in no order.
 
-    `pieces` may reuse its arrays: a worker has copies, its own until it returns.  What a worker or
-    `pieces` raises is raised here, when all have stopped.  Memory: a piece for each worker.
+    What stands first in a piece are its arrays, which may be reused: a worker has copies, its own
+    until it returns.  What a worker or `pieces` raises is raised here, when all have stopped.
+    Memory: a piece for each worker.
     """
     taking, over = Lock(), Event()
 
-    def run(worker: Callable[[Arrays, Tag], None]) -> None:
+    def run(worker: Callable[[Arrays, Dealt], None]) -> None:
         slot: list[NDArray[Any]] = []
         while not over.is_set():
             with taking:
@@ -67,7 +66,7 @@ def deal(
                 if piece is None:
                     return
                 arrays = tuple(_copy(slot, i, part) for i, part in enumerate(piece[0]))
-            worker(arrays, piece[1])
+            worker(arrays, piece)
 
     try:
         with ThreadPoolExecutor(len(workers), thread_name_prefix="deal") as pool:

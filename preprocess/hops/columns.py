@@ -163,8 +163,8 @@ class HopsRun(PipelineRun):
         self._columns, self._product, self._made_for = [], None, None
         self._factor = self._scale = _NONE
 
-    def propagate(self, number: int, operator_number: int, operator: Operator | None) -> Facts:
-        """Keep rows of hop 0, or of the hops of an operator; returns scales of int8."""
+    def propagate(self, number: int, at: int, operator: Operator | None) -> Facts:
+        """Keep rows of hop 0, or of the hops of operator `at`; returns scales of int8."""
         plan = self.plan
         if not self._columns:
             size = self.resolved.nodes.num_nodes * plan.width
@@ -174,7 +174,7 @@ class HopsRun(PipelineRun):
             file.read_into(0, rows)
         scales = dict[str, list[float]]()
         if operator is None:
-            name = hop_file(operator_number, 0, number)
+            name = hop_file(at, 0, number)
             scales[name] = self._keep(name, rows, _NONE, number, "hop 0")
             return {"scales": scales}
         if operator != self._made_for:
@@ -188,7 +188,7 @@ class HopsRun(PipelineRun):
         for hop in range(1, self.resolved.hops + 1):
             rows, spare = self._multiply(operator, hop, rows, spare)
             if hop in missing:
-                name = hop_file(operator_number, hop, number)
+                name = hop_file(at, hop, number)
                 title = f"hop {hop} of {operator.name}"
                 scales[name] = self._keep(name, rows, self._scale, number, title)
         return {"scales": scales}

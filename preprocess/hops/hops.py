@@ -204,14 +204,11 @@ class HopStages:
                 made.append(Stage(
                     slice_stage(number, operator, plan),
                     Cost(read, size * len(hops), 0, work),
-                    partial(self._propagate, number, at, operator),
+                    partial(HopsRun.propagate, number=number, at=at, operator=operator),
                     {hop_file(at, hop, number): size for hop in hops},
                     [f"x.{number}"] if last else [],
                 ))  # fmt: skip
         return made
-
-    def _propagate(self, number: int, at: int, operator: Operator | None, run: HopsRun) -> Facts:
-        return run.propagate(number, at, operator)
 
     def _commit(self, run: HopsRun) -> None:
         """Put the arrays together; the store has them then."""

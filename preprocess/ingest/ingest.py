@@ -5,6 +5,7 @@ last one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -153,10 +154,11 @@ def _hops(
     """
     assert options.hops is not None
     run.forget_order()
-    held = _held_manifest(run.result)
-    if held is not None and any(t.hops for t in held.types):
-        with StoreExtender(run.result):  # removes what that run has left
-            return held, ()
+    with suppress(NotAStore):
+        held = open_store(run.result).manifest
+        if any(t.hops for t in held.types):
+            with StoreExtender(run.result):  # removes what that run has left
+                return held, ()
     run.writer.settle(manifest)
     try:
         found = make_hops(run.result, options.hops, run.progress, options.mem_bytes, inside=True)
@@ -296,7 +298,8 @@ class IngestStages:
             columns = 4 * edges + rank
             cost = Cost(sorting.read, columns + passing, passing, {"sorted_edges": edges})
             files = {COLUMNS: 4 * edges, DEGREES: rank}
-            stages = [IngestStage(COLUMNS_STAGE, cost, self._columns, files)]
+            sort = partial(IngestRun.columns, in_memory=False)
+            stages = [IngestStage(COLUMNS_STAGE, cost, sort, files)]
             sorting = Cost(columns)
         if options.partition is not None:
             cost = self._partition_cost(sorting, options.partition, held, columns)
@@ -327,9 +330,6 @@ class IngestStages:
         passing = max(sorting.passing, visiting + visited)
         written = sorting.written + visiting + visited + 4 * job.contents.num_nodes
         return Cost(read, written, passing, work)
-
-    def _columns(self, run: IngestRun) -> None:
-        run.columns(in_memory=False)
 
     def _hold_columns(self, run: IngestRun) -> None:
         """Sort them, if they stay in memory and are not there."""
@@ -381,14 +381,6 @@ class IngestStages:
             self_loops=options.self_loops,
             partitioning=self._partitioning(run) if run else None,
         )
-
-
-def _held_manifest(path: Path) -> Manifest | None:
-    """Of a store that an earlier run has settled."""
-    try:
-        return open_store(path).manifest
-    except NotAStore:
-        return None
 
 
 def _sign_facts(source: Source, options: IngestOptions) -> Facts:

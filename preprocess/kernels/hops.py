@@ -133,21 +133,10 @@ def finish_carried(nodes, carry, width, product, out):
 
 
 @njit(nogil=True, cache=True)
-def add_edges(nodes, sources, weights, into, out):
-    """into[target] += weight and out[source] += weight, edge by edge.
-
-    nodes     int64 (columns + 1,)   place of each column's first edge, then the end; its own place
-                                     in `into`
-    sources   int64 (edges,)         places in `out`
-    weights   float32 (edges,)       or (0,): each weighs 1
-    into      float64 (columns,)
-    out       float64 (nodes,)
-    """
-    for column in range(nodes.size - 1):
-        for e in range(nodes[column], nodes[column + 1]):
-            weight = np.float64(weights[e]) if weights.size else 1.0
-            into[column] += weight
-            out[sources[e]] += weight
+def add_weights(places, weights, totals):
+    """totals[places[e]] += weights[e]: int64, float32 (None: each weighs 1) and float64."""
+    for e in range(places.size):
+        totals[places[e]] += 1.0 if weights is None else np.float64(weights[e])
 
 
 @njit(nogil=True, cache=True)

@@ -104,7 +104,11 @@ def _number(part: TrainingNodes, of_node: NDArray[np.uint16], before: int) -> in
         train = np.flatnonzero(here)
         rows = _flat(piece)[train]
         is_rows = rows.shape[1] > 1
-        numbers = _rarest(rows, found) if is_rows else np.searchsorted(ascending, rows[:, 0])
+        if is_rows:  # the first of the columns, the rarest first, that is positive
+            marked = rows[:, found] > 0
+            numbers = np.where(marked.any(axis=1), marked.argmax(axis=1), found.size)
+        else:
+            numbers = np.searchsorted(ascending, rows[:, 0])
         here[train] = before + 1 + numbers
         used[numbers] = True
         at += piece.shape[0]
@@ -142,12 +146,6 @@ def _values(labels: Pieces, of_node: NDArray[np.uint16], first: int) -> NDArray[
     if positive is None:
         return values
     return None if positive.size > MOST_CLASSES else np.argsort(positive, kind="stable")
-
-
-def _rarest(rows: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of each row the first of `columns` that is positive; where none is, their number."""
-    marked = rows[:, columns] > 0
-    return np.where(marked.any(axis=1), marked.argmax(axis=1), columns.size)
 
 
 def _flat(rows: NDArray[Any]) -> NDArray[Any]:

@@ -122,7 +122,7 @@ def renamed_edges(
     step = max(_MIN_READ, min(1 << 19, share // each))
     span = range(columns.num_edges) if span is None else span
 
-    def make(node: int, skip: int, read: Arrays, out: Records) -> int:
+    def make(node: int, skip: int, read: Arrays, out: Records) -> Records:
         size = read[0].size
         dst, src = out.dst[: fold * size], out.src[: fold * size]
         rename_columns(
@@ -133,7 +133,7 @@ def renamed_edges(
         if names.marked:
             src <<= 1
             src[size:] |= 1
-        return int(fold * size)
+        return Records(dst, src, out.edge_ids[:0])
 
     node, skip = advance_columns(0, 0, columns.degrees, span.start)
     with progress.stage("bucket edges", len(span), "edges") as stage:

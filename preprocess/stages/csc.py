@@ -14,7 +14,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,8 +61,13 @@ class RawEdges(NamedTuple):
     """Edges as they are read; valid until the next step."""
 
     arrays: Arrays
-    make: Callable[[Arrays, Records], int]  # out of a copy of `arrays`; returns how many there are
+    make: Callable[[Arrays, Records], Records]  # out of a copy of `arrays`, in the room given
     most: int  # records that `make` needs room for
+
+
+def ready(records: Records) -> RawEdges:
+    """Edges that are records already."""
+    return RawEdges(tuple(records), lambda read, _: Records(*read), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +141,10 @@ def source_edges(
     span = range(relation.num_edges) if span is None else span
     done = span.start
 
-    def make(first: int, read: Arrays, out: Records) -> int:
+    def make(first: int, read: Arrays, out: Records) -> Records:
         out = out if with_ids else out._replace(edge_ids=no_ids)
-        count: int = expand_edges(read[0], read[1], first, relation.num_edges, ends, out)
-        return count
+        count = expand_edges(read[0], read[1], first, relation.num_edges, ends, out)
+        return Records(*(part[:count] for part in out))
 
     with progress.stage("bucket edges", len(span), "edges") as stage:
         for src, dst in source.edges(relation, chunk, span):
@@ -149,7 +154,7 @@ def source_edges(
 
 
 def sorted_columns(
-    records: Iterator[Records] | Iterator[RawEdges],
+    records: Iterator[RawEdges],
     counts: NDArray[np.uint32],
     widths: Widths,
     drop_equal: bool,
@@ -239,7 +244,7 @@ def cut_buckets(
 
 
 def fill_buckets(
-    records: Iterator[Records] | Iterator[RawEdges],
+    records: Iterator[RawEdges],
     bounds: NDArray[np.int64],
     widths: Widths,
     buckets: Buckets,
@@ -253,22 +258,14 @@ def fill_buckets(
     cuts = Cuts(bounds, guide, shift)
     giving = Lock()
 
-    def fill(filler: _Filler, arrays: Arrays, raw: RawEdges | None) -> None:
+    def fill(filler: _Filler, arrays: Arrays, raw: RawEdges) -> None:
         parts = filler.group(arrays, raw, cuts)
         with giving:
             buckets.append_grouped(filler.starts, parts)
 
     threads = [_Filler(widths, bounds.size) for _ in range(fillers)]
-    deal(_tagged(records), [partial(fill, filler) for filler in threads])
+    deal(records, [partial(fill, filler) for filler in threads])
     buckets.finish()
-
-
-def _tagged(
-    records: Iterator[Records] | Iterator[RawEdges],
-) -> Iterator[tuple[Arrays, RawEdges | None]]:
-    with closing(cast(Generator[Records | RawEdges], records)) as given:
-        for piece in given:
-            yield (piece.arrays, piece) if isinstance(piece, RawEdges) else (tuple(piece), None)
 
 
 class _Filler:
@@ -281,32 +278,26 @@ class _Filler:
         self._bucket, self._keys = np.empty(0, np.uint32), np.empty(0, np.uint64)
         self._ids = np.empty(0, np.dtype(widths.edge or "uint32"))
 
-    def group(self, arrays: Arrays, raw: RawEdges | None, cuts: Cuts) -> list[NDArray[Any]]:
+    def group(self, arrays: Arrays, raw: RawEdges, cuts: Cuts) -> list[NDArray[Any]]:
         """Keys and, where they are kept, ids by bucket; `starts` says where each begins.
 
-        arrays   of `raw`, else records as they are
+        arrays   of `raw`
         """
-        if raw is None:
-            records = Records(*arrays)
-            count = records.dst.size
-            self._make_room(count)
-        else:
-            self._make_room(raw.most)
-            if self._records.dst.size < raw.most:
-                ids = raw.most if self._widths.edge else 0
-                self._records = Records(*(np.empty(n, np.int64) for n in (raw.most, raw.most, ids)))
-            records = self._records
-            count = raw.make(arrays, records)
+        has_ids = self._widths.edge is not None
+        if self._records.dst.size < raw.most:
+            sizes = (raw.most, raw.most, raw.most * has_ids)
+            self._records = Records(*(np.empty(n, np.int64) for n in sizes))
+        records = raw.make(arrays, self._records)
+        count = records.dst.size
+        if self._bucket.size < count:
+            most = max(count, raw.most)
+            self._bucket, self._keys = np.empty(most, np.uint32), np.empty(most, np.uint64)
+            self._ids = np.empty(most * has_ids, self._ids.dtype)
         group_edges(
             records, count, cuts, self._widths.node_bits, self._bucket, self.starts, self._keys,
             self._ids,
         )  # fmt: skip
-        return [self._keys, self._ids] if self._widths.edge else [self._keys]
-
-    def _make_room(self, most: int) -> None:
-        if self._bucket.size < most:
-            self._bucket, self._keys = np.empty(most, np.uint32), np.empty(most, np.uint64)
-            self._ids = np.empty(most if self._widths.edge else 0, self._ids.dtype)
+        return [self._keys, self._ids] if has_ids else [self._keys]
 
 
 class ColumnSorter:

@@ -13,7 +13,7 @@ from blockstore.format import NodeType, Relation, edge_layout
 from blockstore.io.buffers import aligned_buffer
 from blockstore.kernels.columns import view_sources
 from blockstore.store import Store, scan_blocks
-from preprocess.files.store import graph_blocks
+from preprocess.files.store import stored_blocks
 from preprocess.kernels import hops as kernels
 from preprocess.kernels.rowsum import RowTable
 from preprocess.pipeline.progress import Progress
@@ -50,31 +50,20 @@ def count_degrees(
     """
     into, out = np.zeros(nodes.num_nodes), np.zeros(nodes.num_nodes)
     found = EdgeTotals(into, out, np.zeros(relation.num_blocks, np.uint8))
-    none = np.empty(0, np.float32)
     with progress.stage("count edges", relation.num_edges, "edges") as stage:
-        for number, block in graph_blocks(store, relation, _SCAN_BYTES):
-            header = block.header
-            sources = block.sources.astype(np.int64) - nodes.first
-            low, high = header.first_node - nodes.first, header.num_nodes
-            inside = low >= 0 and low + high <= nodes.num_nodes
-            if sources.size:
-                inside &= 0 <= int(sources.min()) <= int(sources.max()) < nodes.num_nodes
-            if not inside:
-                raise CorruptBlock(
-                    f"{store.path / relation.path}, block {number}: ids outside of {nodes.name}, "
-                    f"expected {nodes.first} to {nodes.first + nodes.num_nodes - 1}; ingest again"
-                )
-            weights = block.weights if weighted and block.weights is not None else none
-            found.carried[number] = header.num_carried > 0
-            places = np.zeros(header.num_nodes + 2, np.int64)
-            places[1] = header.num_carried
-            np.cumsum(block.degrees_here(), out=places[2:])
-            places[2:] += header.num_carried
-            # carried edges are of the column before the first
-            own = 0 if header.num_carried else 1
-            into = found.into[low - 1 + own : low + high]
-            kernels.add_edges(places[own:], sources, weights, into, found.out)
-            stage.advance(header.num_edges)
+        for number, (targets, block) in enumerate(stored_blocks(store, relation, _SCAN_BYTES)):
+            weights = block.weights if weighted else None
+            for ids, totals in ((targets, into), (block.sources, out)):
+                places = ids.astype(np.int64) - nodes.first
+                if places.size and not 0 <= places.min() <= places.max() < nodes.num_nodes:
+                    raise CorruptBlock(
+                        f"{store.path / relation.path}, block {number}: ids outside of "
+                        f"{nodes.name}, expected {nodes.first} to "
+                        f"{nodes.first + nodes.num_nodes - 1}; ingest again"
+                    )
+                kernels.add_weights(places, weights, totals)
+            found.carried[number] = block.header.num_carried > 0
+            stage.advance(targets.size)
     return found
 
 

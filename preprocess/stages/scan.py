@@ -42,14 +42,14 @@ def count_edges(
     chunk = max(1, min(_MOST_CHUNK, share // 4 // (_READ_BYTES * (2 + len(parts)))))
     done, total = 0, relation.num_edges if span is None else len(span)
 
-    def read() -> Iterator[tuple[Arrays, None]]:
+    def read() -> Iterator[tuple[Arrays]]:
         nonlocal done
         for ends in source.edges(relation, chunk, span):
-            yield ends, None
+            yield (ends,)
             done += ends[0].size
             stage.advance(ends[0].size)
 
-    def count(part: NDArray[np.uint32], ends: Arrays, _: None) -> None:
+    def count(part: NDArray[np.uint32], ends: Arrays, _: object) -> None:
         count_targets(ends[0], ends[1], undirected, keep_loops, part)
 
     with progress.stage("count edges", total, "edges") as stage:

@@ -28,13 +28,13 @@ def run_in(folder: Path) -> ExportRun:
 def test_a_sparse_matrix_is_the_dense_one(tmp_path, monkeypatch, step_bytes, given):
     monkeypatch.setattr(export, "_STEP_BYTES", step_bytes)
 
-    def place(emit) -> None:
+    def place(run, emit) -> None:
         for first in range(0, 40, given):
             emit(ROWS[first : first + given])
 
     run = run_in(tmp_path)
-    write_csr(run, lambda part: f"x_{part}", ARRAY, place)
-    write_dense(run, "dense", ARRAY, 40, place)
+    write_csr(lambda part: f"x_{part}", ARRAY, place, run)
+    write_dense("dense", ARRAY, 40, place, run)
     indptr, indices, data = (np.load(run.result / f"x_{p}.npy") for p in export.CSR_PARTS)
     assert (indptr.dtype, indices.dtype, data.dtype) == (np.int64, np.int32, np.float32)
     found = sparse.csr_matrix((data, indices, indptr), (40, 7))

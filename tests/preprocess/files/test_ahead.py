@@ -33,7 +33,7 @@ def test_each_piece_goes_to_one_worker(sizes, workers):
         assert number not in held
         held[number] = arrays[0].tolist(), arrays[1].tolist()
 
-    deal(reused(sizes, closed), [lambda a, n, held=held: put(held, a, n) for held in found])
+    deal(reused(sizes, closed), [lambda a, p, held=held: put(held, a, p[1]) for held in found])
     together = {n: value for held in found for n, value in held.items()}
     assert sum(map(len, found)) == len(sizes)
     assert together == {n: ([n] * s, [-n] * s) for n, s in enumerate(sizes)}
@@ -43,15 +43,15 @@ def test_each_piece_goes_to_one_worker(sizes, workers):
 def test_workers_run_at_the_same_time():
     """Each waits for the other: one alone would not end."""
     both = Barrier(2, timeout=30)
-    deal(reused([1, 1], []), [lambda a, n: both.wait()] * 2)
+    deal(reused([1, 1], []), [lambda a, p: both.wait()] * 2)
 
 
 def test_an_error_of_a_worker_stops_all():
     closed: list[bool] = []
     seen: list[int] = []
 
-    def fail(_, number):
-        seen.append(number)
+    def fail(_, piece):
+        seen.append(piece[1])
         raise ValueError("of a worker")
 
     with pytest.raises(ValueError, match="of a worker"):
@@ -66,7 +66,7 @@ def test_an_error_of_the_pieces_is_raised():
         raise ValueError("of a piece")
 
     with pytest.raises(ValueError, match="of a piece"):
-        deal(pieces(), [lambda a, n: None] * 3)
+        deal(pieces(), [lambda a, p: None] * 3)
 
 
 def test_pieces_read_ahead_are_in_order():
