@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -25,7 +26,6 @@ from loaderd.api.errors import DaemonError
 from preprocess.cli import flags
 from preprocess.cli.command import (
     check_stripe,
-    error_event,
     place_for,
     run_dry,
     run_ingest,
@@ -50,6 +50,7 @@ from preprocess.partition.partition import PartitionOptions
 from preprocess.partition.repartition import repartition as repartition_store
 from preprocess.partition.report import partition_lines
 from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.renderings import Events
 from preprocess.sources.generate import GraphRecipe
 from preprocess.sources.generate import generate as generate_graph
 from preprocess.sources.propose import propose
@@ -81,7 +82,7 @@ def _last_event(command: Callable[..., None]) -> Callable[..., None]:
             command(**given)
         except StoreCommands.expected as error:
             if given["json"]:
-                error_event(StoreCommands.line(error))
+                Events(sys.stdout).emit("error", {"message": StoreCommands.line(error)})
             raise
 
     return run

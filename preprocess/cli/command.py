@@ -74,11 +74,6 @@ def run_dry(
     write_line(sys.stdout, msgspec.json.encode(found).decode() if json else dry_run_text(found))
 
 
-def error_event(message: str) -> None:
-    """The last event of a run that failed."""
-    Events(sys.stdout).emit("error", {"message": message})
-
-
 def _open(
     path: Path, options: IngestOptions, of_source: SourceFlags, progress: Progress
 ) -> tuple[Opened, IngestOptions]:

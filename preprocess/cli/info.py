@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from blockstore.errors import StoreError
-from blockstore.format import HopSet, Influence, RowArray, graph_geometry, row_geometry
+from blockstore.format import HopSet, Influence, graph_geometry, row_geometry
 from blockstore.owners import list_owners, read_facts
 from blockstore.store import Store
 from blockstore.units import format_bytes
@@ -73,7 +73,9 @@ def info_text(store: Store) -> str:
         ids = f", edge ids {r.edge_id_dtype}" if r.edge_id_dtype else ""
         size = format_bytes(facts["array_bytes"][r.path])
         lines.append(f"  {r.title}  {r.num_edges:,} edges in {r.num_blocks:,} blocks, {size}{ids}")
-        lines += [f"    {name:<11} {split_text(rows)}" for name, rows in r.splits.items()]
+        for name, rows in r.splits.items():
+            as_what = "pairs of nodes" if rows.row_shape else "positions"
+            lines.append(f"    {name:<11} {rows.num_rows:,} edges, as {as_what}")
     policy = "reverses added, " if manifest.undirected else ""
     lines.append(
         f"  edges         {policy}duplicates {manifest.duplicates}, self-loops "
@@ -86,10 +88,6 @@ def info_text(store: Store) -> str:
         first, *rest = influence_lines(manifest.influence)
         lines += [f"  hubs, halos   {first}", *(f"                {line}" for line in rest)]
     return "\n".join(lines)
-
-
-def split_text(rows: RowArray) -> str:
-    return f"{rows.num_rows:,} edges, as {'pairs of nodes' if rows.row_shape else 'positions'}"
 
 
 def owner_lines(store: Store) -> list[str]:

@@ -381,13 +381,10 @@ def _degree_lines(degrees: Degrees) -> list[str]:
         f"{degrees.mean:.1f}, p99 {degrees.p99:,}, max {degrees.max:,}"
     ]
     most = max([b.num_nodes for b in degrees.histogram], default=0)
-    names = [_bin_name(b) for b in degrees.histogram]
+    ends = [(b.low, b.high) for b in degrees.histogram]
+    names = [f"{low:,}" if low == high else f"{low:,}-{high:,}" for low, high in ends]
     width = max([len(name) for name in names], default=0)
     for name, b in zip(names, degrees.histogram, strict=True):
         bar = "█" * -(-b.num_nodes * _BAR // most)
         lines.append(f"              {name:>{width}}  {b.num_nodes:>13,}  {bar}".rstrip())
     return lines
-
-
-def _bin_name(b: Bin) -> str:
-    return f"{b.low:,}" if b.low == b.high else f"{b.low:,}-{b.high:,}"

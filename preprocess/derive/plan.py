@@ -22,7 +22,12 @@ from preprocess.errors import BadInput
 from preprocess.files.store import choose_feature, result_dtype
 from preprocess.ingest.contents import as_path, row_disk_bytes
 from preprocess.ingest.options import FeatureDtype
-from preprocess.ingest.plan import interpreter_bytes, too_little_memory, with_interpreter
+from preprocess.ingest.plan import (
+    buffer_bytes,
+    interpreter_bytes,
+    minimum_bytes,
+    too_little_memory,
+)
 from preprocess.partition.influence_plan import halo_paths
 from preprocess.stages.csc import COLUMN_BYTES, Widths
 from preprocess.stages.slots import SLOT_BYTES
@@ -34,7 +39,7 @@ _EDGE_BLOCKS = 6  # a graph block being read, its targets, degrees and offsets
 _CRC_BYTES = 16  # a page of the array being written
 _MIN_SHARE = 4 << 20
 _LINE_ITEMS = 16  # float32 in a cache line
-_MOST_BUFFER, _MOST_PIECE = 8 << 20, 8 << 20
+_MOST_PIECE = 8 << 20
 _MOST_EDGES = 1 << 18
 _PIECE_EDGE_BYTES = 96  # an edge in all copies that are on their way
 
@@ -199,7 +204,7 @@ def plan_derivation(
     slot = row_geometry(feature, manifest.block_bytes).slot_bytes
     tables = _table_bytes(manifest, resolved)
     share = max(_MIN_SHARE, 6 * num_nodes, 3 * _reading(feature, slot))  # a column of sums
-    minimum = _minimum_bytes(tables, max(share, 3 * sort_need), out_slot)
+    minimum = minimum_bytes(tables, max(share, 3 * sort_need), out_slot)
     if mem_bytes < minimum:
         rows = format_bytes(feature.row_bytes)
         why = f"a column of {num_nodes:,} targets, rows of {rows} and buffers"
@@ -207,7 +212,7 @@ def plan_derivation(
             why = f"sorting the {longest:,} edges of one node"
         raise too_little_memory(mem_bytes, minimum, why)
     spare = mem_bytes - tables - interpreter_bytes(mem_bytes)
-    buffer = max(out_slot, min(_MOST_BUFFER, spare // 16))
+    buffer = buffer_bytes(out_slot, spare)
     share = spare - 2 * buffer
     piece = min(_MOST_PIECE, share // 96)
     scan = max(slot, piece * ITEM_BYTES[feature.dtype] // 4)
@@ -256,9 +261,3 @@ def _table_bytes(manifest: Manifest, resolved: ResolvedDerivation) -> int:
     if resolved.copies:  # when counts are gone
         counts = max(counts, SLOT_BYTES * resolved.copies.num_rows)
     return counts + _CRC_BYTES * pages + largest + graph + blocks + _FIXED_BYTES
-
-
-def _minimum_bytes(tables: int, share: int, out_slot: int) -> int:
-    """The minimum --mem that leaves so much to share."""
-    buffers = max(2 * out_slot, min(2 * _MOST_BUFFER, share // 7 + 2))  # two 16ths of what is left
-    return with_interpreter(tables + share + buffers)

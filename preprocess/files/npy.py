@@ -58,7 +58,18 @@ class _Header(NamedTuple):
         return Placed(self.stored.str, self.shape, strides, offset)
 
 
-class NpyFile(StoredArray):
+class _NpyArray(StoredArray):
+    """An array that an npy header describes.  Raises BadInput: it is of objects or records."""
+
+    def __init__(self, path: Path, where: str, header: _Header, start: int) -> None:
+        if header.stored.kind not in "biufc":
+            kind = "Python objects" if header.stored.hasobject else f"items of {header.stored}"
+            raise BadInput.at(where, kind, "plain numbers", _SAVE_AGAIN)
+        super().__init__(path, where, f"{where}: header", header.placed(start))
+        self.fortran_order = header.fortran_order
+
+
+class NpyFile(_NpyArray):
     """A `.npy` file.
 
     Raises BadInput: missing, not an npy file, objects or records, or shorter than it says.
@@ -67,9 +78,7 @@ class NpyFile(StoredArray):
     def __init__(self, path: Path) -> None:
         with _translated(path, str(path)), path.open("rb") as f:
             header = _read_header(f)
-        _check_numbers(str(path), header)
-        super().__init__(path, str(path), f"{path}: header", header.placed(header.num_bytes))
-        self.fortran_order = header.fortran_order
+        super().__init__(path, str(path), header, header.num_bytes)
         _check_size(str(path), path.stat().st_size, self._start + _num_bytes(header), header)
 
 
@@ -89,7 +98,7 @@ class RawFile(StoredArray):
             )  # fmt: skip
 
 
-class ZipArray(StoredArray):
+class ZipArray(_NpyArray):
     """An array of a `.npz` file: read in place where it is stored, else decompressed in order.
 
     Items far into a compressed array cost the time to decompress all before them.
@@ -104,9 +113,7 @@ class ZipArray(StoredArray):
         with _member(path, member, "save it again with numpy.savez") as (f, info):
             header = _read_header(f)
             start = _data_offset(path, info) + header.num_bytes
-        _check_numbers(where, header)
-        super().__init__(path, where, f"{where}: header", header.placed(start))
-        self.fortran_order = header.fortran_order
+        super().__init__(path, where, header, start)
         self._member = member
         self._packed = info.compress_type != ZIP_STORED
         self.seeks = not self._packed
@@ -229,12 +236,6 @@ def _read_header(f: IO[bytes]) -> _Header:
 
 def _num_bytes(header: _Header) -> int:
     return prod(header.shape) * header.stored.itemsize
-
-
-def _check_numbers(where: str, header: _Header) -> None:
-    if header.stored.kind not in "biufc":
-        kind = "Python objects" if header.stored.hasobject else f"items of {header.stored}"
-        raise BadInput.at(where, kind, "plain numbers", _SAVE_AGAIN)
 
 
 def _check_size(where: str, found: int, expected: int, header: _Header, whole: bool = True) -> None:

@@ -189,7 +189,8 @@ class Table:
     @contextmanager
     def _csv(self, columns: Mapping[str, ColumnType] | None) -> Iterator[Any]:
         """A reader of all columns, as they seem, or of some, as they are said to be."""
-        wanted = {} if columns is None else {self._held_name(n): t for n, t in columns.items()}
+        before = "" if self._header else "f"  # arrow calls a column without a name so
+        wanted = {f"{before}{name}": kind for name, kind in (columns or {}).items()}
         convert = pa_csv.ConvertOptions(
             include_columns=list(wanted),
             column_types={name: arrow.parsed_as(kind) for name, kind in wanted.items()},
@@ -216,9 +217,6 @@ class Table:
                 if batch.num_rows:
                     yield batch.rename_columns(list(names if columns is None else columns))
 
-    def _held_name(self, name: str) -> str:
-        return name if self._header else f"f{name}"  # what arrow calls a column without a name
-
     def _as_text(self, column: Any, name: str, row: int) -> Any:
         """As large_string, without a copy where it is text already."""
         column = arrow.decoded(column)
@@ -231,7 +229,8 @@ class Table:
             ) from error  # fmt: skip
         except pa.ArrowInvalid as error:
             raw = (value.as_py() or b"" for value in column.cast(pa.large_binary()))
-            at, found = next((i, r) for i, r in enumerate(raw) if not _is_utf8(r))
+            bad = ((i, r) for i, r in enumerate(raw) if r.decode(errors="ignore").encode() != r)
+            at, found = next(bad)
             raise self._bad(row + at, name, shown(repr(found)), "UTF-8", _IN_UTF8) from error
 
     def _numbers(self, column: Any, name: str, kind: ColumnType, row: int) -> NDArray[Any]:
@@ -444,14 +443,6 @@ def is_table(path: Path) -> bool:
 def _form_of(path: Path) -> tuple[str, str] | None:
     suffix = path.with_suffix("").suffix if path.suffix in _PACKED else path.suffix
     return _SUFFIXES.get(suffix)
-
-
-def _is_utf8(raw: bytes) -> bool:
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def shown(text: str) -> str:

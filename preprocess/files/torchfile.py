@@ -256,7 +256,7 @@ def _allowed(torch: Any) -> Iterator[None]:
     kinds = [getattr(np.dtypes, name) for name in dir(np.dtypes) if name.endswith("DType")]
     old = (rebuild, "numpy.core.multiarray._reconstruct")  # its name before numpy 2
     records: list[Any] = [(TorchObject, name) for name in _RECORDS]
-    records.append((_empty_dict, "collections.defaultdict"))
+    records.append((lambda *_: {}, "collections.defaultdict"))
     allowed = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
     torch.serialization.add_safe_globals(
@@ -269,10 +269,6 @@ def _allowed(torch: Any) -> Iterator[None]:
     finally:
         torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals(allowed)
-
-
-def _empty_dict(*_: Any) -> dict[Any, Any]:
-    return {}
 
 
 if __name__ == "__main__":

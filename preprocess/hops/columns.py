@@ -182,8 +182,8 @@ class HopsRun(PipelineRun):
             self._made_for = operator
         if self._scale.size:
             table, scale = rows.reshape(-1, plan.width), self._scale[:, None]
-            self._each_range(lambda low, high: np.multiply(
-                table[low:high], scale[low:high], out=table[low:high]))  # fmt: skip
+            parts = (np.array_split(each, plan.threads) for each in (table, scale))
+            list(self.pool.map(lambda rows, by: np.multiply(rows, by, out=rows), *parts))
         missing = self.resolved.missing(operator)
         for hop in range(1, self.resolved.hops + 1):
             rows, spare = self._multiply(operator, hop, rows, spare)
@@ -240,11 +240,6 @@ class HopsRun(PipelineRun):
                 beside = np.where(out > 0, 1 / np.sqrt(out), 1.0)
                 factor[part], scale[part] = np.sqrt(inverse) * beside, beside
         return factor, scale
-
-    def _each_range(self, work: Callable[[int, int], object]) -> None:
-        total, parts = self.resolved.nodes.num_nodes, self.plan.threads
-        ends = [total * i // parts for i in range(parts + 1)]
-        list(self.pool.map(work, ends[:-1], ends[1:]))
 
     def _keep(
         self,

@@ -5,6 +5,7 @@ the union of all relations; then each relation is sorted into columns by store i
 """
 
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +101,8 @@ class IngestRun(PipelineRun):
             path.unlink(missing_ok=True)
         file = ColumnFile(path, counts.size, total, edge)
         share = self._share - file.held_bytes
-        readers, widths = self._union_edges(bool(edge)), self._union_widths(edge)
+        readers = [self._edges(r, None, 0, bool(edge)) for r in contents.relations]
+        widths = self._union_widths(edge)
         for columns in self._sorted(readers, counts, widths, self._options.drop_equal, share):
             file.append(columns)
         file.finish()
@@ -119,13 +121,11 @@ class IngestRun(PipelineRun):
         """Find a partition of the nodes, and write it to PARTITION; `stages.partition`."""
         settings = self._options.partition
         assert settings is not None
-        file = self._held or self._reopened()
-        share = self._share - file.held_bytes
-        found = partition_nodes(
-            file, classes, settings, self._options.seed, share, self.folder, self.progress
-        )
-        if file is not self._held:
-            file.close()
+        with self._open_columns() as file:
+            share = self._share - file.held_bytes
+            found = partition_nodes(
+                file, classes, settings, self._options.seed, share, self.folder, self.progress
+            )
         save_array(self.path(PARTITION), found.partition)
         return found.report
 
@@ -136,13 +136,11 @@ class IngestRun(PipelineRun):
         options, contents = self._options, self._contents
         order = None
         if options.order == "bfs" or (options.order == "degree" and options.needs_columns):
-            file = self._held or self._reopened()
-            if options.order == "bfs":
-                order = breadth_first(file, self._share - file.held_bytes, self.progress)
-            else:
-                order = by_degree(file.degrees)
-            if file is not self._held:
-                file.close()
+            with self._open_columns() as file:
+                if options.order == "bfs":
+                    order = breadth_first(file, self._share - file.held_bytes, self.progress)
+                else:
+                    order = by_degree(file.degrees)
         elif options.order == "degree":
             order = by_degree(self._union_counts())
         elif options.order == "random":
@@ -207,7 +205,9 @@ class IngestRun(PipelineRun):
         with_ids = self._held.edge_ids.size == self._held.sources.size
         return len(self._contents.relations) == 1 and (with_ids or not relation.widths.edge)
 
-    def _reopened(self) -> ColumnFile:
+    def _open_columns(self) -> AbstractContextManager[ColumnFile]:
+        if self._held is not None:
+            return nullcontext(self._held)
         degrees = load_array(self.path(DEGREES), np.uint32)
         return ColumnFile.reopen(self.path(COLUMNS), degrees)
 
@@ -222,10 +222,6 @@ class IngestRun(PipelineRun):
     def _union_widths(self, edge: str | None) -> Widths:
         num_edges = sum(r.source.num_edges for r in self._contents.relations)
         return Widths.of("uint32", self._contents.num_nodes, edge, num_edges)
-
-    def _union_edges(self, with_ids: bool) -> list[EdgeReader]:
-        """Edges of all relations, by source id."""
-        return [self._edges(r, None, 0, with_ids) for r in self._contents.relations]
 
     def _edges(
         self, relation: RelationContents, rank: SavedArray | None, base: int, with_ids: bool

@@ -38,7 +38,10 @@ class TypeStages(RowStages):
         self.place_bytes = 4 if job.options.renames else 0
 
     def stages(self) -> list[IngestStage]:
-        job, t, found = self.job, self.type, [self._ids_stage()]
+        job, t = self.job, self.type
+        cost = Cost(0, 2 * row_disk_bytes(t.original_id, job.options.block_bytes))
+        ids = [*array_files(t.original_id), *array_files(t.store_id)]
+        found = [IngestStage(f"ids of {t.name}", cost, self._write_ids, arrays=ids)]
         for rows in t.features:
             found += self.features(rows)
         if t.label is not None:
@@ -54,12 +57,6 @@ class TypeStages(RowStages):
             path = t.partition_path
             found.append(IngestStage(path, Cost(), self._write_partitions, arrays=[path]))
         return found
-
-    def _ids_stage(self) -> IngestStage:
-        t = self.type
-        written = 2 * row_disk_bytes(t.original_id, self.job.options.block_bytes)
-        arrays = [*array_files(t.original_id), *array_files(t.store_id)]
-        return IngestStage(f"ids of {t.name}", Cost(0, written), self._write_ids, arrays=arrays)
 
     def _write_ids(self, run: IngestRun) -> None:
         t, nodes = self.type, run.nodes

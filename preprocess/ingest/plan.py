@@ -68,7 +68,7 @@ class IngestJob:
 
 def plan_memory(contents: Contents, options: IngestOptions) -> tuple[int, int]:
     """(buffer, share) of a job.  Raises BudgetTooSmall with the minimum --mem that would do."""
-    minimum = _minimum_bytes(contents, options, max(_MIN_SHARE, _MIN_ROWS * _widest(contents)))
+    minimum = _least_mem(contents, options, max(_MIN_SHARE, _MIN_ROWS * _widest(contents)))
     if options.mem_bytes < minimum:
         raise too_little_memory(
             options.mem_bytes, minimum,
@@ -77,7 +77,7 @@ def plan_memory(contents: Contents, options: IngestOptions) -> tuple[int, int]:
         )  # fmt: skip
     taken = sum(line.bytes for line in _taken_first(contents, options))
     spare = options.mem_bytes - taken - interpreter_bytes(options.mem_bytes)
-    buffer = _buffer_bytes(contents, options, spare)
+    buffer = buffer_bytes(align(_widest(contents), options.block_bytes), spare)
     return buffer, spare - 2 * buffer
 
 
@@ -90,7 +90,7 @@ def check_longest(job: IngestJob, column_bytes: int) -> None:
     need = 16 * (column_bytes // 9 + 1)
     if need > job.share:
         raise too_little_memory(
-            job.options.mem_bytes, _minimum_bytes(job.contents, job.options, need),
+            job.options.mem_bytes, _least_mem(job.contents, job.options, need),
             f"sorting the in-edges of one node, {format_bytes(column_bytes)}",
         )  # fmt: skip
 
@@ -136,12 +136,20 @@ def _taken_first(contents: Contents, options: IngestOptions) -> list[MemoryLine]
     ]
 
 
-def _minimum_bytes(contents: Contents, options: IngestOptions, share: int) -> int:
-    """The minimum --mem that leaves so much to share."""
-    slot = align(_widest(contents), options.block_bytes)
-    buffers = max(2 * slot, min(2 * _MOST_BUFFER, share // 7 + 2))  # two of a 16th of what is left
+def _least_mem(contents: Contents, options: IngestOptions, share: int) -> int:
     taken = sum(line.bytes for line in _taken_first(contents, options))
+    return minimum_bytes(taken, share, align(_widest(contents), options.block_bytes))
+
+
+def minimum_bytes(taken: int, share: int, slot: int) -> int:
+    """The minimum --mem that leaves so much to share; `slot`: of the array being written."""
+    buffers = max(2 * slot, min(2 * _MOST_BUFFER, share // 7 + 2))  # two of a 16th of what is left
     return with_interpreter(taken + share + buffers)
+
+
+def buffer_bytes(slot: int, spare: int) -> int:
+    """Of each of two buffers of the array being written."""
+    return max(slot, min(_MOST_BUFFER, spare // 16))
 
 
 def interpreter_bytes(mem_bytes: int) -> int:
@@ -152,10 +160,6 @@ def interpreter_bytes(mem_bytes: int) -> int:
 def with_interpreter(minimum: int) -> int:
     """The minimum --mem that leaves so many bytes beside Python and libraries."""
     return min(-(-minimum * 4 // 3), minimum + _INTERPRETER_BYTES)
-
-
-def _buffer_bytes(contents: Contents, options: IngestOptions, spare: int) -> int:
-    return max(align(_widest(contents), options.block_bytes), min(_MOST_BUFFER, spare // 16))
 
 
 def _widest(contents: Contents) -> int:

@@ -149,7 +149,8 @@ class Lines(Rendering):
     def end_stage(self, stage: StageProgress, whole: WholeView) -> None:
         if not self._headed:
             self._headed = True
-            self.line(table_head(self._name_width), "bold")
+            heads = "".join(f"  {head:>{_COLUMN}}" for head in _HEADS)
+            self.line(f"{'stage':<{self._name_width}}{heads}", "bold")
         self.line(table_line(stage, whole, self._name_width), "dim" if stage.resumed else "")
 
     def line(self, text: str, style: str = "") -> None:  # noqa: ARG002
@@ -278,11 +279,6 @@ def _named(stage: StageProgress, whole: WholeView) -> dict[str, Any]:
 def _moved(stage: StageProgress) -> dict[str, Any]:
     names = ("read_bytes", "written_bytes", "peak_bytes", "elapsed_s")
     return {name: getattr(stage, name) for name in names}
-
-
-def table_head(name_width: int) -> str:
-    """The heads over `table_line`."""
-    return "stage".ljust(name_width) + "".join(f"  {head:>{_COLUMN}}" for head in _HEADS)
 
 
 def table_line(stage: StageProgress, whole: WholeView, name_width: int) -> str:

@@ -159,11 +159,13 @@ class _Passes:
         self, c: int, column: KeyColumn, how: int, table: "_Table", advance: Callable[[int], None]
     ) -> None:
         row = waiting = 0
-        pieces = self._first_pieces(column) if self._is_first else self._waiting_pieces(c)
+        pieces: Iterator[tuple[Texts, NDArray[Any]]]
         if self._is_first:
             column.ids.unlink(missing_ok=True)
+            pieces = ((k, np.full(len(k), self._none, self._dtype)) for k in column.pieces())
         else:
             column.ids.rename(self._path(c, "ids"))
+            pieces = self._waiting_pieces(c)
         with ExitStack() as held:
             out, sizes, data = (
                 held.enter_context(ArrayFile(path, dtype))
@@ -218,10 +220,6 @@ class _Passes:
 
     def _path(self, c: int, kind: str) -> Path:
         return self._folder / f"keymap-{c}-{kind}"
-
-    def _first_pieces(self, column: KeyColumn) -> Iterator[tuple[Texts, NDArray[Any]]]:
-        for keys in column.pieces():
-            yield keys, np.full(len(keys), self._none, self._dtype)
 
     def _waiting_pieces(self, c: int) -> Iterator[tuple[Texts, NDArray[Any]]]:
         """Keys that wait, in order, and the ids of a piece of rows that they are among."""

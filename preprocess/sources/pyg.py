@@ -125,8 +125,11 @@ class PygSource(Source):
                 for end in (0, 1):
                     if ends[2 * end] == name:
                         sides = self._sides.get(ends)
-                        most = sides[end] if sides else _largest_id(edges, end) + 1
-                        count = max(count, most)
+                        if sides:
+                            count = max(count, sides[end])
+                        else:  # a pass over the edges
+                            pieces = edges.pieces(_SCAN_ROWS)
+                            count = max([count, *(int(ids[end].max()) + 1 for ids in pieces)])
         if count < 0:
             raise BadInput.at(f"{self._place(name)}num_nodes", count, "0 or more", "correct it")
         return count
@@ -287,8 +290,3 @@ def _listed_nodes(held: Store) -> int | None:
 def _num_rows(value: Any) -> int | None:
     """Of a dense array; None where a value is none, or one number."""
     return value.shape[0] if isinstance(value, Placed | GivenArray) and value.shape else None
-
-
-def _largest_id(edges: EdgeFile, end: int) -> int:
-    """Of the sources (0) or the targets (1), -1 without edges; a pass over the edges."""
-    return max((int(piece[end].max()) for piece in edges.pieces(_SCAN_ROWS)), default=-1)

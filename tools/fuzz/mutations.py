@@ -167,13 +167,11 @@ def _spoil(values: NDArray[Any], random: Random) -> str:
 def array_values(draft: StoreDraft, random: Random) -> str:
     """Offsets and tables that are read whole, and rows: seldom those of features."""
     rows = {p: b.values() for p, b in draft.blocks.items() if b.dtype and b.data}
-    some = draft.sides | (rows if random.random() < 0.1 else _without_features(rows))
+    if random.random() >= 0.1:
+        rows = {path: values for path, values in rows.items() if "features" not in path}
+    some = draft.sides | rows
     path = random.choice(sorted(p for p, values in some.items() if values.size))
     return f"{path}: {_spoil(some[path], random)}"
-
-
-def _without_features(rows: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    return {path: values for path, values in rows.items() if "features" not in path}
 
 
 def _some_blocks(draft: StoreDraft, random: Random, graph: bool = False) -> tuple[str, Blocks]:

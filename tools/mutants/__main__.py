@@ -121,14 +121,11 @@ def dependents(file: str, root: Path) -> set[Path]:
 
 def copy_tree(root: Path, to: Path) -> Path:
     """The tree by hard links in a folder of its own, beside it whatever stands beside the tree."""
-    shutil.copytree(root, to / root.name, copy_function=_link, ignore=_ignored, symlinks=True)
+    ignored = shutil.ignore_patterns(*LEFT_OUT)
+    shutil.copytree(root, to / root.name, copy_function=_link, ignore=ignored, symlinks=True)
     if (root.parent / "shared").exists():
         (to / "shared").symlink_to(root.parent / "shared")
     return to / root.name
-
-
-def _ignored(_folder: str, names: list[str]) -> set[str]:
-    return set(names) & set(LEFT_OUT)
 
 
 def _link(source: str, target: str) -> None:
