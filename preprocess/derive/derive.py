@@ -40,7 +40,7 @@ from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import QuantizationError, Ran, StageResult
 from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, resumable
 from preprocess.pipeline.work import WorkFolder, sign
-from preprocess.stages.csc import RawEdges, WholeColumns, ready, sorted_columns
+from preprocess.stages.csc import RawEdges, ready, sorted_columns
 from preprocess.stages.rows import Quantizer, checked_sums, scatter_bytes
 from preprocess.stages.slots import SlotCopies
 
@@ -239,10 +239,10 @@ class DeriveStages:
             ArrayFile(run.path(_ORIGINS), self.resolved.origin_dtype) as origins,
             ArrayFile(run.path(_TARGETS), widths.node) as targets,
         ):
-            for columns in made:
-                for piece in _pieces(columns, plan.piece_edges):
-                    origins.append(piece[0].astype(self.resolved.origin_dtype))
-                    targets.append(piece[1])
+            for columns in made:  # a bucket: sums will have the memory that their names take
+                names = np.arange(columns.first, columns.first + columns.degrees.size)
+                origins.append(np.repeat(names.astype(origins.dtype), columns.degrees))
+                targets.append(columns.sources)
 
     def _records(self, store: Store) -> Iterator[RawEdges]:
         """Edges as columns of origins: what sorts them."""
@@ -426,16 +426,3 @@ class DeriveStages:
         slots = SlotCopies(made, nodes, self.plan.share, run.folder, run.progress)
         with run.extender.rows(copies) as out:
             slots.rows(resolved.array, resolved.target.first, copies, out.append)
-
-
-def _pieces(columns: WholeColumns, most: int) -> Edges:
-    """Columns as edges, at most so many at a time; the name of the column comes first."""
-    ends = np.cumsum(columns.degrees)
-    for low in range(0, columns.sources.size, most):
-        high = min(low + most, columns.sources.size)
-        first = int(np.searchsorted(ends, low, "right"))
-        last = int(np.searchsorted(ends, high, "left")) + 1
-        some_ends = np.minimum(ends[first:last], high)
-        some_starts = np.maximum(ends[first:last] - columns.degrees[first:last], low)
-        names = np.arange(columns.first + first, columns.first + last)
-        yield np.repeat(names, some_ends - some_starts), columns.sources[low:high]

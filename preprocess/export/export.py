@@ -39,13 +39,14 @@ from preprocess.sources.plain_names import (
     CSR_PARTS,
     MAIN,
     META,
+    ONLY,
     SCHEMA,
     PlainNames,
     csr_stem,
     one_type,
     several_types,
 )
-from preprocess.sources.source import NODE, RELATION
+from preprocess.sources.source import NODE
 from preprocess.stages.rows import Emit, place_rows
 
 _PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
@@ -70,13 +71,6 @@ def export(store: Store, folder: Path, progress: Progress, mem_bytes: int = 1 <<
         run.appear(folder)
 
 
-def is_plain(manifest: Manifest) -> bool:
-    """Whether a store needs no names of types."""
-    types = [t.name for t in manifest.types]
-    relations = [(r.src, r.name, r.dst) for r in manifest.relations]
-    return types == [NODE] and relations == [(NODE, RELATION, NODE)]
-
-
 def _plan_memory(manifest: Manifest, mem_bytes: int) -> int:
     """Bytes for chunks and buckets, tables aside.  Raises BudgetTooSmall."""
     block = manifest.block_bytes
@@ -94,7 +88,9 @@ class _Export:
     """The stages of all types and relations."""
 
     def __init__(self, manifest: Manifest) -> None:
-        self._manifest, self._plain = manifest, is_plain(manifest)
+        ends = [(r.src, r.name, r.dst) for r in manifest.relations]
+        self._plain = [t.name for t in manifest.types] == [NODE] and ends == [ONLY]
+        self._manifest = manifest
         self._names: PlainNames = one_type if self._plain else several_types
         listed = [r for r in manifest.relations if not r.reverse_of]
         self._edges = {(r.src, r.name, r.dst): EdgeExport(r, self._names) for r in listed}

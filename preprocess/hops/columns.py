@@ -44,12 +44,6 @@ _NONE = np.empty(0, np.float32)
 Change = Callable[[NDArray[np.float32], int], NDArray[Any]]  # (rows, first row)
 
 
-def order_key(seed: int, type_name: str, split: str) -> int:
-    """Of the order of rows of a split."""
-    name = hashlib.blake2b(f"{type_name}/{split}".encode(), digest_size=8).digest()
-    return make_key(seed, _PURPOSE, int.from_bytes(name, "little"), 0, 0)
-
-
 def choose_rows(store: Store, resolved: ResolvedHops, folder: Path) -> dict[str, list[int]]:
     """Write nodes and places of all rows; returns of each split: rows, nodes left out.
 
@@ -66,7 +60,8 @@ def choose_rows(store: Store, resolved: ResolvedHops, folder: Path) -> dict[str,
         ArrayFile(folder / PLACES, ids.dtype) as kept_places,
     ):
         for split in resolved.sizes:
-            key = order_key(resolved.seed, nodes.name, split)
+            name = hashlib.blake2b(f"{nodes.name}/{split}".encode(), digest_size=8).digest()
+            key = make_key(resolved.seed, _PURPOSE, int.from_bytes(name, "little"), 0, 0)
             originals: NDArray[Any] | None = None
             size, left = nodes.num_nodes, 0
             if split != ALL:

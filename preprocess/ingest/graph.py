@@ -6,6 +6,7 @@ the union of all relations; then each relation is sorted into columns by store i
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,9 +36,10 @@ from preprocess.stages.order import NodeOrder, at_random, breadth_first, by_degr
 from preprocess.stages.partition import partition_nodes
 from preprocess.stages.scan import count_edges
 from preprocess.stages.spread import (
-    ColumnReader,
     EdgeReader,
-    RelationReader,
+    EndRanks,
+    read_columns,
+    read_relation,
     spread_columns,
     spread_counts,
 )
@@ -183,7 +185,8 @@ class IngestRun(PipelineRun):
             counts = np.empty(dst.num_nodes, np.uint32)
             take_counts(degrees.values, nodes.order[dst.first : dst.stop], 0, counts)
             num_edges = int(counts.sum(dtype=np.int64))
-            columns = ColumnReader(self.path(COLUMNS), degrees, rank, dst.first, num_edges)
+            read = partial(read_columns, self.path(COLUMNS), degrees, rank, dst.first)
+            columns = EdgeReader(num_edges, True, 1, read)
             yield from self._sorted([columns], counts, widths, False, share)
             return
         counts = load_array(self.path(counts_file(number)), np.uint32)
@@ -229,8 +232,10 @@ class IngestRun(PipelineRun):
         """Both ends by store id, or without `rank` by source id; columns count from `base`."""
         r, src, dst = relation, relation.src, relation.dst
         ends = Ends(r.undirected, r.keep_loops, src_first=src.first, dst_first=dst.first, base=base)
-        spans = slice(src.first, src.stop), slice(dst.first, dst.stop)
-        return RelationReader(self._job.source, r.source, ends, with_ids, rank, *spans)
+        spans, source = (slice(src.first, src.stop), slice(dst.first, dst.stop)), self._job.source
+        ranks = None if rank is None else EndRanks(rank, *spans)
+        read = partial(read_relation, source, r.source, ends, with_ids, ranks)
+        return EdgeReader(r.source.num_edges, source.divides(r.source), 1 + r.undirected, read)
 
     def _count(self, relation: RelationContents) -> NDArray[np.uint32]:
         r, source = relation, self._job.source
@@ -250,7 +255,7 @@ class IngestRun(PipelineRun):
     ) -> Generator[WholeColumns]:
         """All columns in order; by tasks, where there is an executor."""
         if self.executor is None:
-            records = (edges for r in readers for edges in r.read(share // 4, self.progress))
+            records = (e for r in readers for e in r.read(share // 4, self.progress, None))
             yield from sorted_columns(
                 records, counts, widths, drop_equal, share, self.folder, self.progress
             )

@@ -19,24 +19,11 @@ from preprocess.stages.classes import NodeClasses
 from preprocess.stages.columns import ColumnFile, scan_columns
 
 
-class EdgeCounts(NamedTuple):
-    """Edges, and those that a partition keeps together."""
+class KeptEdges(NamedTuple):
+    """Shares of the edges that a partition cuts, and keeps together."""
 
-    num_edges: int
-    inside: int  # both ends are in one partition
-    train_edges: int  # into training nodes
-    train_inside: int  # of these
-
-    @property
-    def cut_share(self) -> float:
-        return 1 - self.inside / self.num_edges if self.num_edges else 0.0
-
-    @property
-    def inside_share(self) -> float:
-        """Of edges into training nodes; of all where there are no training nodes."""
-        if self.train_edges:
-            return self.train_inside / self.train_edges
-        return 1 - self.cut_share
+    cut: float
+    inside: float  # of edges into training nodes; of all where there are no training nodes
 
 
 def count_kept(
@@ -45,7 +32,7 @@ def count_kept(
     classes: NodeClasses,
     share: int,
     progress: Progress,
-) -> EdgeCounts:
+) -> KeptEdges:
     """One read of all columns, `share` bytes for it; nodes are numbered as the columns are.
 
     partition  uint16 or uint32 (num_nodes,)
@@ -58,7 +45,9 @@ def count_kept(
                 node, skip, columns.degrees, sources, partition, classes.of_node,
                 classes.num_classes, totals,
             )  # fmt: skip
-    return EdgeCounts(columns.num_edges, *totals.tolist())
+    inside, train, train_inside = totals.tolist()
+    cut = 1 - inside / columns.num_edges if columns.num_edges else 0.0
+    return KeptEdges(cut, train_inside / train if train else 1 - cut)
 
 
 def kept_share(inside: float, num_partitions: int, part: int) -> float:
@@ -90,7 +79,7 @@ def make_report(
     settings: PartitionOptions,
     classes: NodeClasses,
     partition: NDArray[Any],
-    kept: EdgeCounts,
+    kept: KeptEdges,
     evaluations: int,
 ) -> Partitioning:
     """All figures of a partition, to nine digits: no machine's last bit is in a store."""
@@ -100,7 +89,6 @@ def make_report(
     train = table[:-1]
     num_train, num_classes = int(train.sum()), int((train.sum(axis=1) > 0).sum())
     mean, worst = label_divergence(train)
-    inside = kept.inside_share
     return Partitioning(
         method=settings.method,
         num_partitions=k,
@@ -109,10 +97,10 @@ def make_report(
         passes=settings.passes if settings.is_streamed else 0,
         num_train=num_train,
         num_classes=num_classes,
-        cut=_rounded(kept.cut_share),
-        inside=_rounded(inside),
-        kept_8=_rounded(kept_share(inside, k, 8)),
-        kept_16=_rounded(kept_share(inside, k, 16)),
+        cut=_rounded(kept.cut),
+        inside=_rounded(kept.inside),
+        kept_8=_rounded(kept_share(kept.inside, k, 8)),
+        kept_16=_rounded(kept_share(kept.inside, k, 16)),
         node_balance=_rounded(_balance(table.sum(axis=0))),
         train_balance=_rounded(_balance(train.sum(axis=0))),
         kl_mean=_rounded(mean),

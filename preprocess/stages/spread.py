@@ -6,11 +6,10 @@ shows in what comes out: that is what one process makes by `stages.scan`, `stage
 `stages.rows`, whose parts do the work here too.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,81 +41,48 @@ _MIN_BUCKET = 1 << 16  # bytes: with less to sort a task is not worth its start
 _MOST_ROW_BUCKET, _MOST_ROW_SPAN = 64 << 20, 1 << 29  # bytes
 
 
-class EdgeReader(Protocol):
-    """Edges that are read by ranges, by this process or by tasks."""
+class EdgeReader(NamedTuple):
+    """Edges that are read by ranges, by this process or by tasks: it is pickled."""
 
-    @property
-    def num_edges(self) -> int:
-        """To be read, before reverses are added."""
-
-    @property
-    def divides(self) -> bool:
-        """Whether tasks can read ranges of them."""
-
-    @property
-    def fold(self) -> int:
-        """Records that an edge may become."""
-
-    def read(self, share: int, progress: Progress, span: range | None = None) -> Iterator[RawEdges]:
-        """Those of a span, or all, as records of columns and sources; `share`: bytes of memory."""
+    num_edges: int  # before reverses are added
+    divides: bool  # whether tasks can read ranges of them
+    fold: int  # records that an edge may become
+    # (bytes of memory, progress, span or None for all) -> records of columns and sources
+    read: Callable[[int, Progress, range | None], Iterator[RawEdges]]
 
 
-@dataclass(frozen=True)
-class RelationReader:
-    """Edges of a relation of the source.
+class EndRanks(NamedTuple):
+    """Store ids of the nodes at both ends of a relation: parts of those of all nodes."""
 
-    ends    of them, without ranks
-    rank    store id of each node of the source; None: they are named as `ends` says
-    src, dst  where in `rank` the types of both ends are
-    """
-
-    source: Source
-    relation: SourceRelation
-    ends: Ends
-    with_ids: bool
-    rank: SavedArray | None
+    rank: SavedArray
     src: slice
     dst: slice
 
-    @property
-    def num_edges(self) -> int:
-        return self.relation.num_edges
 
-    @property
-    def divides(self) -> bool:
-        return self.source.divides(self.relation)
-
-    @property
-    def fold(self) -> int:
-        return 2 if self.ends.undirected else 1
-
-    def read(self, share: int, progress: Progress, span: range | None = None) -> Iterator[RawEdges]:
-        ends = self.ends
-        if self.rank is not None:
-            rank = self.rank.values
-            ends = ends._replace(src_rank=rank[self.src], dst_rank=rank[self.dst])
-        return source_edges(self.source, self.relation, ends, self.with_ids, share, progress, span)
+def read_relation(
+    source: Source,
+    relation: SourceRelation,
+    ends: Ends,
+    with_ids: bool,
+    ranks: EndRanks | None,
+    share: int,
+    progress: Progress,
+    span: range | None,
+) -> Iterator[RawEdges]:
+    """Edges of a relation of the source; without `ranks` they are named as `ends` says."""
+    if ranks is not None:
+        rank = ranks.rank.values
+        ends = ends._replace(src_rank=rank[ranks.src], dst_rank=rank[ranks.dst])
+    return source_edges(source, relation, ends, with_ids, share, progress, span)
 
 
-@dataclass(frozen=True)
-class ColumnReader:
-    """Columns by source id in a file, as edges both of whose ends are renamed.
-
-    base   store id of the first column
-    """
-
-    path: Path
-    degrees: SavedArray
-    rank: SavedArray
-    base: int
-    num_edges: int
-    divides: bool = True
-    fold: int = 1
-
-    def read(self, share: int, progress: Progress, span: range | None = None) -> Iterator[RawEdges]:
-        names = Renaming(self.rank.values, self.base)
-        with ColumnFile.reopen(self.path, self.degrees.values) as file:
-            yield from renamed_edges(file, names, share, progress, span)
+def read_columns(
+    path: Path, degrees: SavedArray, rank: SavedArray, base: int, share: int, progress: Progress,
+    span: range | None,
+) -> Iterator[RawEdges]:  # fmt: skip
+    """Columns by source id in a file, both ends renamed; `base`: store id of the first column."""
+    with ColumnFile.reopen(path, degrees.values) as file:
+        yield from renamed_edges(file, Renaming(rank.values, base), share, progress, span)
 
 
 class CountTask(NamedTuple):
