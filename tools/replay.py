@@ -3,7 +3,7 @@
 A trace is written by `loaderd serve --trace FILE` (its records: `loaderd/monitoring/trace.py`).
 
 Rows: groups of batches as they were, a cache of `--entries` rows.  A group's rows must all be there
-at once; what is absent is read by runs of pages, as the daemon does.  `optimal` (Belady's MIN) lets
+at once; what is absent is read by the pages that hold it.  `optimal` (Belady's MIN) lets
 those rows go that are needed furthest in the future; no policy reads fewer rows.  `next-use` knows
 the next `--look` groups, and lets those go first that come in none of them and were seldom used.
 
@@ -31,7 +31,7 @@ from blockstore.kernels.rows import row_layout
 from blockstore.store import Store, open_store
 from blockstore.units import parse_bytes
 from loaderd.memory.ledger import served_rows
-from loaderd.monitoring.devicecost import FLASH, RUN_BYTES
+from loaderd.monitoring.devicecost import RUN_BYTES
 from loaderd.monitoring.trace import BLOCKS, ROWS
 from tools.command import parse, put
 
@@ -162,8 +162,8 @@ def _replay_lru(hops: Sequence[Ids], room: int) -> int:
     return reads
 
 
-def bytes_of_rows(store: Store, nodes: Ids, gap_pages: int) -> int:
-    """What reading the rows of ascending store ids takes, by runs with gaps of so many pages."""
+def bytes_of_rows(store: Store, nodes: Ids) -> int:
+    """Of the pages that hold the rows of ascending store ids."""
     total, runs = 0, np.empty((nodes.size, 5), np.int64)
     for served in served_rows(store.manifest):
         geometry = row_geometry(served.array, store.manifest.block_bytes)
@@ -171,7 +171,7 @@ def bytes_of_rows(store: Store, nodes: Ids, gap_pages: int) -> int:
         low, high = np.searchsorted(nodes, [first, first + served.node_type.num_nodes])
         rows = (nodes[low:high] - first).astype(store.manifest.id_dtype)
         layout = row_layout(geometry, served.array.row_bytes)
-        count = plan_extents(rows, 0, rows.size, layout, gap_pages, RUN_BYTES // PAGE_BYTES, runs)
+        count = plan_extents(rows, 0, rows.size, layout, 0, RUN_BYTES // PAGE_BYTES, runs)
         total += int(runs[:count, 2].sum()) * PAGE_BYTES
     return total
 
@@ -182,7 +182,6 @@ class ReplayOptions:
     store: Path
     entries: Annotated[int, "rows that the cache holds"] = 0
     look: Annotated[int, "groups that next-use knows of"] = 1
-    gap_pages: Annotated[int, "read over"] = FLASH.gap_pages
     graph_mem: Annotated[str, "memory for graph blocks; none if empty"] = ""
 
 
@@ -197,7 +196,7 @@ def main(words: list[str]) -> list[dict[str, Any]]:
         lines.append({
             "what": "rows", "policy": policy, "room": given.entries, "groups": len(groups),
             "needed": sum(g.size for g in groups), "read": sum(a.size for a in absent),
-            "bytes": sum(bytes_of_rows(store, a, given.gap_pages) for a in absent),
+            "bytes": sum(bytes_of_rows(store, a) for a in absent),
         })  # fmt: skip
     graph_bytes = parse_bytes(given.graph_mem) if given.graph_mem else 0
     slots = graph_bytes // store.manifest.block_bytes

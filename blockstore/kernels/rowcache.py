@@ -22,11 +22,12 @@ from blockstore.kernels.rows import NO_ROW, copy_row
 
 ABSENT_ROW, LISTED = np.int32(-1), np.int32(-2)
 NEVER = np.int32(2**31 - 1)
-LEVELS = 80  # of what `choose_by_level` tells apart
 _PAGE = np.int64(PAGE_BYTES)
 _AHEAD = 16
 _MOST_USES = 15
-_FAR = LEVELS - _MOST_USES - 2  # batches from now on, beyond which nothing is told apart
+_FAR = 63  # batches from now on, beyond which nothing is told apart
+COMING = 2 + _MOST_USES  # of the levels of `choose_by_level`: the first of rows that come again
+LEVELS = COMING + _FAR + 1
 
 
 class CacheTable(NamedTuple):
@@ -131,52 +132,51 @@ def note_use(nodes, num, first, num_nodes, table, batch, uses):
 
 
 @inner
-def _level(coming, uses, entry, now):
-    """What goes first is lowest, 0 to LEVELS - 1.
+def _level(table, entry, oldest, now):
+    """What goes first is lowest: 0 if the entry is free, LEVELS if its row may not leave.
 
     First what is used never again, and seldom so far; then what is used furthest from now.
     """
-    if coming[entry] == NEVER:
-        return min(np.int64(uses[entry]), _MOST_USES)
-    return _MOST_USES + 1 + _FAR - min(max(np.int64(coming[entry]) - now, 0), _FAR)
+    if np.uint64(table.node[entry]) == table.empty:
+        return np.int64(0)
+    if table.last[entry] >= oldest:
+        return np.int64(LEVELS)
+    if table.coming[entry] == NEVER:
+        return np.int64(1 + min(table.uses[entry], _MOST_USES))
+    return np.int64(COMING + _FAR - min(max(table.coming[entry] - now, 0), _FAR))
 
 
 @leaf
-def choose_by_level(table, oldest, now, hand, want, counts, out):
+def choose_by_level(table, oldest, now, hand, want, levels, counts, out):
     """Entries that make room: free ones first, then those of the lowest levels.
 
-    oldest   int                   what batch `oldest` or a later one uses stays
-    now      int                   number of the batch that comes next
-    hand     int64 (1,)            in and out: where the search begins, so that equals take turns
-    counts   int64 (LEVELS + 1,)   scratch
-    out      int32 (>= want,)      out: entries
+    oldest   int                what batch `oldest` or a later one uses stays
+    now      int                number of the batch that comes next
+    hand     int64 (1,)         in and out: where the search begins, so that equals take turns
+    levels   int                LEVELS, or COMING: rows that are known to come again stay
+    counts   int64 (LEVELS,)    scratch
+    out      int32 (>= want,)   out: entries
 
     Returns how many were found, int64: `want`, or all there are.
     """
-    node, last, coming, uses, empty = table.node, table.last, table.coming, table.uses, table.empty
+    num = table.node.size
     counts[:] = 0
-    for e in range(node.size):
-        if np.uint64(node[e]) == empty:
-            counts[0] += 1
-        elif last[e] < oldest:
-            counts[1 + _level(coming, uses, e, now)] += 1
+    for e in range(num):
+        level = _level(table, e, oldest, now)
+        if level < levels:
+            counts[level] += 1
     bound, before = np.int64(0), np.int64(0)
-    while bound < LEVELS and before + counts[bound] < want:
+    while bound < levels - 1 and before + counts[bound] < want:
         before += counts[bound]
         bound += 1
     at_bound = want - before  # entries of level `bound` that go
     found, begin = np.int64(0), hand[0]
-    for step in range(node.size):
-        e = begin + step if begin + step < node.size else begin + step - node.size
+    for step in range(num):
+        e = begin + step if begin + step < num else begin + step - num
         if found == want:
             hand[0] = e
             break
-        if np.uint64(node[e]) == empty:
-            level = np.int64(0)
-        elif last[e] < oldest:
-            level = 1 + _level(coming, uses, e, now)
-        else:
-            continue
+        level = _level(table, e, oldest, now)
         if level > bound or (level == bound and at_bound == 0):
             continue
         if level == bound:

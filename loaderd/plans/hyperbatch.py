@@ -40,10 +40,11 @@ class RegionCurve(NamedTuple):
     """Regions of adjacent rows, of all node types, and how much of each minibatches want."""
 
     rows: NDArray[np.int64]  # (regions,)
-    row_bytes: NDArray[np.int64]  # (regions,) of a row in all arrays
+    row_bytes: NDArray[np.int64]  # (regions,) that a row takes in memory, of all arrays
+    widths: NDArray[np.int64]  # (arrays, regions) bytes of a row in each; 0: there are fewer
     wanted: NDArray[np.int64]  # (points, regions) different rows of the first 1, 2, 4, ...
 
-    def grown(self, batches: int) -> NDArray[np.float64]:
+    def grown(self, batches: float) -> NDArray[np.float64]:
         """Different rows of each region that so many minibatches want.
 
         Between two points the curve is straight, after the last it goes on as a power.
@@ -51,15 +52,23 @@ class RegionCurve(NamedTuple):
         wanted, last = self.wanted, len(self.wanted) - 1
         found: NDArray[np.float64]
         if batches < 1 << last:
-            low = batches.bit_length() - 1
+            low = int(batches).bit_length() - 1
             share = batches / (1 << low) - 1
             found = wanted[low] + share * (wanted[low + 1] - wanted[low])
         elif last == 0:
-            found = wanted[0] * float(batches)
+            found = wanted[0] * batches
         else:
             growth = np.log2(np.maximum(1.0, wanted[last] / np.maximum(0.5, wanted[last - 1])))
             found = wanted[last] * (batches / (1 << last)) ** np.minimum(1.0, growth)
         return np.minimum(found, self.rows)
+
+    def reads(self, wanted: NDArray[np.float64], first: int, gap: int) -> NDArray[np.float64]:
+        """(pages, runs) that bring so many rows of each region, from one of these on."""
+        rows, share = self.rows[first:], wanted[first:] / np.maximum(1, self.rows[first:])
+        found: NDArray[np.float64] = np.array(
+            [region_pages(rows, width[first:], share, gap) for width in self.widths]
+        ).sum((0, 2))
+        return found
 
 
 class HyperbatchSize(NamedTuple):
@@ -67,7 +76,7 @@ class HyperbatchSize(NamedTuple):
 
     batches: int
     stay: NDArray[np.int64]  # regions, those first whose rows are wanted most
-    passing: NDArray[np.float64]  # (regions,) rows of the others that a hyperbatch wants
+    passing: NDArray[np.float64]  # (regions,) rows of the others that are in memory at a time
     room: float  # bytes for these
 
 
@@ -77,11 +86,14 @@ class RowMemory(NamedTuple):
     room: Callable[[int], int]  # bytes for rows beside the structures of so many minibatches
     entry_bytes: int  # of a row that does not stay, beside its own
     gap_pages: int  # between rows wanted that are read with them
+    best: Callable[[NDArray[Any], NDArray[Any]], int]  # of ways to read, by their pages and runs
     spare: float  # room for rows that pass, over what a hyperbatch wants of them
-    read: int = 0  # bytes of the graph that are read for a hyperbatch of any size
+    begun: tuple[float, float] = (0.0, 0.0)  # pages, runs for a hyperbatch of any size
 
 
 _AMPLE = 8  # minibatches; more only if that saves reading
+_EXACT = 64  # steps between an estimate and its double
+_GROWTH, _HALVINGS = 1.25, 4  # of the minibatches before whose rows are there, until room is used
 # Batches after those that were tried want rows of regions that none of these wanted: rows that do
 # not stay have this part of the room, at least.
 _LEAST_PASSING = 64
@@ -90,26 +102,37 @@ _LEAST_PASSING = 64
 def choose_size(
     curve: RegionCurve, memory: RowMemory, num_steps: int, asked: int = 0
 ) -> HyperbatchSize:
-    """The size with which the fewest bytes are read for a minibatch, and the regions that stay.
+    """The size with which reading for a minibatch costs least, and the regions that stay.
 
-    A hyperbatch reads what it wants of the regions that do not stay, and holds that beside them.
-    More minibatches read the same pages for more, but their structures take memory from regions.
-    Regions stay in the order of the share of their rows that is wanted.
+    Rows of the other regions pass: those that some minibatches before wanted are in memory, and a
+    hyperbatch reads what else it wants.  More minibatches read the same pages for more, but their
+    structures take memory from rows.  Regions stay in the order of the share of their rows that is
+    wanted.
 
-    num_steps   minibatches of an epoch, in which the regions that stay are read once
+    num_steps   minibatches of an epoch, at the beginning of which nothing is in memory
     asked       the size, or as much of it as has room; 0: as is best
     """
     order = np.argsort(-curve.wanted[-1] / np.maximum(1, curve.rows), kind="stable")
-    ordered = RegionCurve(curve.rows[order], curve.row_bytes[order], curve.wanted[:, order])
-    best, least = _Cut(1, 0, 0.0, 0.0), float("inf")
+    ordered = RegionCurve(
+        curve.rows[order], curve.row_bytes[order], curve.widths[:, order], curve.wanted[:, order]
+    )
+    found: list[_Cut] = []
     for size in _sizes(min(asked or num_steps, num_steps)):
-        cut = _cut(ordered, memory, size)
-        if cut is None:
+        cuts = _cuts(ordered, memory, size, num_steps)
+        if not cuts:
             break
-        cost = 0.0 if asked else cut.read / size + cut.fill / num_steps
-        if cost < least or (cost == least and (asked or size <= _AMPLE)):
-            best, least = cut, cost
-    passing = curve.grown(best.size)
+        if asked:
+            found = cuts
+        elif size <= _AMPLE:
+            found = cuts + found
+        else:
+            found += cuts
+    if not found:
+        return HyperbatchSize(1, order[:0], curve.grown(1), 0.0)
+    # estimates within a percent are equal, and of equals the first is taken
+    reads = np.maximum(1e-9, [cut.reads for cut in found])
+    best = found[memory.best(*np.exp2(np.round(np.log2(reads) * _EXACT) / _EXACT).T)]
+    passing = curve.grown(best.past)
     passing[order[: best.stay]] = 0
     return HyperbatchSize(best.size, order[: best.stay], passing, best.room)
 
@@ -125,33 +148,82 @@ def _sizes(most: int) -> Iterator[int]:
 
 class _Cut(NamedTuple):
     size: int
+    past: float  # minibatches whose rows are in memory when the next hyperbatch comes
     stay: int  # regions that do, the first ones
-    read: float  # bytes for a hyperbatch
     room: float  # bytes for the rows of the others
-    fill: float = 0.0  # bytes of the regions that stay
+    reads: NDArray[np.float64]  # pages, runs for a minibatch
 
 
-def _cut(curve: RegionCurve, memory: RowMemory, size: int) -> _Cut | None:
-    """As many regions as can stay with hyperbatches of this size; None: there is no room."""
-    wanted, width = curve.grown(size), curve.row_bytes
-    share = wanted / np.maximum(1, curve.rows)
-    page = 1 - (1 - share) ** np.maximum(1, PAGE_BYTES / np.maximum(1, width))  # a page is wanted
-    read = curve.rows * width * (1 - (1 - page) ** (memory.gap_pages + 1))
-    stays = _sums(curve.rows * width)
+def _cuts(curve: RegionCurve, memory: RowMemory, size: int, num_steps: int) -> list[_Cut]:
+    """Ways to share the room beside hyperbatches of this size; none: there is not enough.
+
+    Either regions stay, or rows of the others pass more slowly; the slowest way comes first.
+    """
+    low = high = float(size)
+    found = list[_Cut]()
+    while (cut := _share(curve, memory, size, high, num_steps)) is not None:
+        found.append(cut)
+        if high + size >= num_steps:
+            return found[::-1]
+        low, high = high, high * _GROWTH
+    for _ in range(_HALVINGS if found else 0):
+        middle = (low + high) / 2
+        if (cut := _share(curve, memory, size, middle, num_steps)) is None:
+            high = middle
+        else:
+            found.append(cut)
+            low = middle
+    return found[::-1]
+
+
+def _share(
+    curve: RegionCurve, memory: RowMemory, size: int, past: float, num_steps: int
+) -> _Cut | None:
+    """As many regions as can stay beside what so many minibatches wanted of the others."""
+    there = curve.grown(past)
+    lacks = curve.grown(past + size) - there
+    # a row that one of these alone wants leaves after it, as it is known who wants what
+    again = np.maximum(0.0, there - lacks * past / size)
+    held = np.maximum(memory.spare * curve.grown(size), again + lacks)
+    stays = _sums(curve.rows * curve.row_bytes)
     passes, others = (
-        _sums((rows * (width + memory.entry_bytes))[::-1])[::-1] for rows in (wanted, curve.rows)
+        _sums((rows * (curve.row_bytes + memory.entry_bytes))[::-1])[::-1]
+        for rows in (held, curve.rows)
     )
     room = memory.room(size)
-    passes = np.maximum(memory.spare * passes, np.minimum(others, room / _LEAST_PASSING))
+    passes = np.maximum(passes, np.minimum(others, room / _LEAST_PASSING))
     useful = 1 + np.count_nonzero(curve.wanted[-1])
     fitting = np.flatnonzero((stays + passes)[:useful] <= room)
     if not fitting.size:
         return None
     count = int(fitting[-1])
-    return _Cut(
-        size, count, memory.read + float(read[count:].sum()), float(passes[count]),
-        float(stays[count]),
-    )  # fmt: skip
+    read, fill = (curve.reads(wanted, count, memory.gap_pages) for wanted in (lacks, again))
+    fill[0] += stays[count] / PAGE_BYTES
+    reads = (read + memory.begun) / size + fill / num_steps
+    return _Cut(size, past, count, float(passes[count]), reads)
+
+
+def region_pages(
+    rows: NDArray[Any], width: NDArray[Any] | int, wanted: NDArray[np.float64], gap: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(pages, runs) that bring a share of the rows of each region, by runs of pages.
+
+    rows     (regions,) of each region
+    width    bytes of a row
+    wanted   (regions,) share of the rows
+    gap      pages between two wanted ones that are read with them, at most
+
+    A page has a wanted row with probability p.  It is left out if it lies in a gap of more than
+    `gap` pages: the sum over gaps of length L of L p^2 (1 - p)^L, L > gap.
+    """
+    # rows that a page has part of
+    touching = (PAGE_BYTES + width - np.gcd(PAGE_BYTES, np.maximum(1, width))) / np.maximum(
+        1, width
+    )
+    p = 1 - (1 - wanted) ** touching
+    pages = rows * width / PAGE_BYTES
+    left_out = (1 - p) ** (gap + 1)
+    return pages * (1 - left_out * (1 + gap * p)), pages * p * left_out
 
 
 def _sums(values: NDArray[Any]) -> NDArray[Any]:

@@ -12,7 +12,7 @@ from blockstore.format import row_geometry
 from blockstore.io.reader import BlockReader, Transit, make_transit
 from blockstore.io.reading import Reading, wait_all
 from blockstore.kernels.order import distinct, missing_keys, order_by_block
-from blockstore.kernels.rowcache import copy_extents, plan_extents
+from blockstore.kernels.rowcache import copy_extents
 from blockstore.kernels.rows import (
     ABSENT,
     RowLayout,
@@ -225,9 +225,10 @@ class RowAssembler:
         number = self._first_file + file.number
         stored = self._reader.files[number]
         # what comes from afar bridges gaps by itself, if what is in them is not there either
-        gap_pages = (self._gauge.known or FLASH).gap_pages if stored.pages is None else 0
+        cost = self._gauge.known or FLASH
+        cost = cost if stored.pages is None else cost._replace(run_s=0.0)
         runs = np.empty((rows.size, 5), np.int64)
-        runs = runs[: plan_extents(rows, 0, rows.size, file.layout, gap_pages, passing.pages, runs)]
+        runs = runs[: cost.plan_runs(rows, 0, rows.size, file.layout, passing.pages, runs)]
 
         def copy(low: int, high: int, pages: NDArray[np.uint8]) -> None:
             copy_extents(

@@ -324,7 +324,7 @@ def _take(resources: StoreResources, draft: SessionDraft, cut: HyperSizing) -> H
         transit = [allocation.run(cut.run, LOOK_WAIT_S) for _ in range(settings.readers)]
         cache = RowCache(
             resources.rows._replace(served=draft.served), cut.shares, tables,
-            allocation.slots(cut.rows), transit, row_cost(resources, transit).gap_pages,
+            allocation.slots(cut.rows), transit, row_cost(resources, transit),
         )  # fmt: skip
         return HyperMemory(cut, areas, sampling, cache)
     except Refused:

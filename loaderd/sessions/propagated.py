@@ -281,8 +281,8 @@ def _open(
             elif size.ranges:
                 source = PassingRanges(plan, arrays, reader, [place_of(b) for b in buffers])
             else:
-                gap = resources.gauge.cost([a.file for a in arrays], transit).gap_pages
-                source = PassingRows(plan, arrays, reader, buffers, place_of, transit, gap)
+                cost = resources.gauge.cost([a.file for a in arrays], transit)
+                source = PassingRows(plan, arrays, reader, buffers, place_of, transit, cost)
             memory = PropagatedMemory(size, allocation, cache, resident)
             return PropagatedSession(resources, number, plan, arrays, memory, source, stop)
     except BaseException:

@@ -14,6 +14,7 @@ from blockstore.io.reader import BlockReader
 from blockstore.store import open_store, read_rows
 from loaderd.memory.ledger import served_rows
 from loaderd.memory.residency import BlockPool
+from loaderd.monitoring.devicecost import FLASH
 from loaderd.plans.hyperbatch import block_schedule
 from loaderd.sampling.hyperbatch.rowcache import (
     CacheShare,
@@ -109,7 +110,7 @@ def store(tmp_path_factory):
 class Kit:
     """A row cache over a store's row files, in memory of its own."""
 
-    def __init__(self, store, *entries: int, gap: int = 2) -> None:
+    def __init__(self, store, *entries: int) -> None:
         """`entries`: of each node type."""
         self.store, self.served = store, served_rows(store.manifest)
         types = rows_by_type(self.served)
@@ -125,7 +126,7 @@ class Kit:
             ServedFiles(
                 self.served, self.reader, 0, self.data, BLOCK, store.manifest.block_bytes, "uint32"
             ),
-            shares, self.data[at : at + tables * BLOCK], list(range(rows)), transit, gap,
+            shares, self.data[at : at + tables * BLOCK], list(range(rows)), transit, FLASH,
         )  # fmt: skip
         self.cache.begin_run()
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from blockstore.store import open_store
 from loaderd.api.protocol import Attach
 from loaderd.memory.ledger import EngineSettings
+from loaderd.plans.hyperbatch import region_pages
 from tests.graphs import Csc
 from tests.stores import write_store
 from tools.model.__main__ import main
@@ -19,7 +20,7 @@ from tools.model.occupancy import mix, occupy
 from tools.model.paper import GRAPHS, paper_tables
 from tools.model.predict import Job, Network, predict
 from tools.model.rates import KernelRates, load_rates
-from tools.model.traffic import chunk_reads, region_pages
+from tools.model.traffic import chunk_reads
 
 RATES = KernelRates(30e-6, 4e-6, 2e-6, 50e-9, 0.15e-9)
 

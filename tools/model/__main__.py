@@ -41,7 +41,7 @@ class CalibrateOptions:
 def _calibrate(given: CalibrateOptions) -> None:
     found = calibrate(given.folder)
     given.out.write_bytes(msgspec.json.encode(found))
-    print(f"{found}, gaps of {found.gap_pages} pages; written to {given.out}")
+    print(f"{found}; written to {given.out}")
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def predict(
         if memory.hyper is None:
             reads = minibatch_reads(manifest, occupancy, memory)
         else:
-            reads = hyperbatch_reads(manifest, occupancy, memory, memory.hyper, rates.gap_pages)
+            reads = hyperbatch_reads(manifest, occupancy, memory, memory.hyper, rates.disk)
     cpu = steps / job.machines * _batch_cpu(manifest, occupancy, rates)
     return _timed(reads, cpu, rates, job, _store_bytes(manifest))
 

@@ -34,8 +34,8 @@ class KernelRates(msgspec.Struct, frozen=True):
     row_byte_s: float  # CPU, for a byte of a row that is handed over
 
     @property
-    def gap_pages(self) -> int:
-        return DeviceCost(self.run_s, self.page_s).gap_pages
+    def disk(self) -> DeviceCost:
+        return DeviceCost(self.run_s, self.page_s)
 
 
 def load_rates(path: Path) -> KernelRates:

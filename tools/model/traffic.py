@@ -9,11 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from blockstore.format import PAGE_BYTES, Manifest, edge_layout, row_geometry
-from loaderd.monitoring.devicecost import RUN_BYTES
+from loaderd.monitoring.devicecost import RUN_BYTES, DeviceCost
+from loaderd.plans.hyperbatch import region_pages
 from loaderd.sampling.hyperbatch.sizing import HyperSizing
 from tools.model.graph import Counts, Graph
 from tools.model.memory import LOOKED_AT, DaemonMemory, served_widths
 from tools.model.occupancy import Occupancy
+
+_GAPS = (*range(9), 16, 32, 64, 128, 256)  # pages, that might be read over
 
 
 class Load(NamedTuple):
@@ -34,25 +37,6 @@ class Reads(NamedTuple):
     first_rows: float = 0.0  # bytes of the rows in these, each counted as often as it is brought
     rows: float = 0.0
     size: int = 1  # minibatches that are built together
-
-
-def region_pages(rows: Counts, width: int, wanted: Counts, gap: int) -> tuple[Counts, Counts]:
-    """(pages, calls) that bring a share of the rows of each region, by runs of pages.
-
-    rows     (regions,) of each region
-    width    bytes of a row
-    wanted   (regions,) share of the rows
-    gap      pages between two wanted ones that are read with them, at most
-
-    A page has a wanted row with probability p.  It is left out if it lies in a gap of more than
-    `gap` pages: the sum over gaps of length L of L p^2 (1 - p)^L, L > gap.
-    """
-    touching = (PAGE_BYTES + width - gcd(PAGE_BYTES, width)) / width  # rows that a page has part of
-    p = 1 - (1 - wanted) ** touching
-    pages = rows * width / PAGE_BYTES
-    left_out = (1 - p) ** (gap + 1)
-    read = pages * (1 - left_out * (1 + gap * p))
-    return read, pages * p * left_out + read * PAGE_BYTES / RUN_BYTES
 
 
 def graph_pass(
@@ -94,9 +78,13 @@ def _column_bytes(manifest: Manifest, graph: Graph) -> Counts:
 
 
 def hyperbatch_reads(
-    manifest: Manifest, occupancy: Occupancy, memory: DaemonMemory, cut: HyperSizing, gap: int
+    manifest: Manifest,
+    occupancy: Occupancy,
+    memory: DaemonMemory,
+    cut: HyperSizing,
+    disk: DeviceCost,
 ) -> Reads:
-    """Of a whole epoch.  `gap`: pages that are read rather than begin another run."""
+    """Of a whole epoch."""
     steps, block, slots = memory.steps, manifest.block_bytes, memory.budget.graph_slots
     if memory.graph_stays:
         looked, blocks = float(memory.budget.graph_blocks), 0.0
@@ -121,17 +109,20 @@ def hyperbatch_reads(
         absent = nodes @ (occupancy.wanted(batches) * (1 - kept)) / np.maximum(rows, 1)
         brought += count * float(rows @ absent) * sum(widths)
         for width in widths:
-            pages, runs = region_pages(rows, width, absent, gap)
-            epoch = epoch.plus(count * float(pages.sum()) * PAGE_BYTES, count * float(runs.sum()))
+            ways = [region_pages(rows, width, absent, gap) for gap in _GAPS]
+            pages, runs = np.array(ways).sum(2).T
+            best = disk.best_of(pages, runs)
+            num_bytes = float(pages[best]) * PAGE_BYTES
+            calls = float(runs[best]) + num_bytes / RUN_BYTES
+            epoch = epoch.plus(count * num_bytes, count * calls)
     return Reads(first.plus(fill, fill / RUN_BYTES), epoch, fill, brought, cut.size)
 
 
 def _groups(steps: int, cut: HyperSizing) -> list[int]:
     """Batches whose rows are brought in together: at first as many as are sampled first."""
-    sizes, left = [min(steps, cut.chunk)], steps - min(steps, cut.chunk)
-    while left > 0:
+    sizes = [min(steps, cut.chunk, cut.size)]
+    while (left := steps - sum(sizes)) > 0:
         sizes.append(min(left, cut.size))
-        left -= sizes[-1]
     return sizes
 
 

@@ -17,6 +17,7 @@ from blockstore.io.reading import Reading, wait_all
 from blockstore.kernels.order import distinct
 from blockstore.kernels.rowcache import (
     ABSENT_ROW,
+    COMING,
     LEVELS,
     NEVER,
     CacheTable,
@@ -28,11 +29,11 @@ from blockstore.kernels.rowcache import (
     forget_listed,
     list_absent,
     note_use,
-    plan_extents,
 )
 from blockstore.kernels.rows import RowLayout, row_layout
 from loaderd.memory.ledger import ServedRows
 from loaderd.memory.workspace import Carver
+from loaderd.monitoring.devicecost import DeviceCost
 from loaderd.monitoring.logs import tell
 from loaderd.plans.base import Unit
 from loaderd.sampling.rows import ServedFiles
@@ -201,7 +202,7 @@ class RowCache:
         tables: NDArray[np.uint8],
         area: Sequence[int],
         transit: Sequence[NDArray[np.uint8]],
-        gap_pages: int,
+        cost: DeviceCost,
     ) -> None:
         """Bring nothing yet.
 
@@ -209,10 +210,10 @@ class RowCache:
         tables    uint8 (table_bytes,)
         area      arena slots, `area_slots` of them
         transit   buffers for runs of pages
-        gap_pages   pages between rows wanted that are read with them, at most
+        cost      of reading, by which runs of pages are planned
         """
         self._reader, self._data, self._slot_bytes = files.reader, files.data, files.slot_bytes
-        self._gap_pages = gap_pages
+        self._cost = cost
         self._most_pages = min(b.size for b in transit) // PAGE_BYTES
         self._transit = make_transit(transit)
         carver, slots = Carver(tables), iter(area)
@@ -246,7 +247,7 @@ class RowCache:
                 _Type(t.first, t.num_nodes, missing, arrays, served, table, bits, listed)
             )
         self._chosen, self._runs = _carve_chunks(carver, types, shares)
-        self._counts = np.zeros(LEVELS + 1, np.int64)
+        self._counts = np.zeros(LEVELS, np.int64)
         self._groups = 0
         self._delivered = False  # rows of a group
         self.rows_read = self.rows_wanted = self.pages_read = self.runs_read = 0
@@ -356,7 +357,7 @@ class RowCache:
 
         Little: reading these rows takes less than half as long as reading the region.
         """
-        shift, gap = int(t.table.shift), self._gap_pages
+        shift, run_pages = int(t.table.shift), self._cost.run_s / self._cost.page_s
         missing = np.zeros(t.table.base.size, np.bool_)
         missing[list(t.missing)] = True
         found = [piece.astype(np.int64) - t.first for piece in needs.pieces]
@@ -367,11 +368,11 @@ class RowCache:
         for low in range(0, rows.size, len(runs)):
             high = min(low + len(runs), rows.size)
             for a in t.arrays:
-                count = plan_extents(rows, low, high, a.layout, gap, self._most_pages, runs)
+                count = self._cost.plan_runs(rows, low, high, a.layout, self._most_pages, runs)
                 regions = rows[runs[:count, 3]] >> shift
-                cost += np.bincount(regions, gap + runs[:count, 2], missing.size)
+                cost += np.bincount(regions, run_pages + runs[:count, 2], missing.size)
         blocks = [a.layout.block_bytes / a.layout.rows_per_block for a in t.arrays]
-        much = 2 * cost >= sum(gap + (1 << shift) * each / PAGE_BYTES for each in blocks)
+        much = 2 * cost >= sum(run_pages + (1 << shift) * each / PAGE_BYTES for each in blocks)
         return np.flatnonzero(missing & much).tolist(), rows[~much[rows >> shift]]
 
     def _bring_pieces(
@@ -439,16 +440,21 @@ class RowCache:
         t.table.place[rows] = ABSENT_ROW
 
     def _choose(self, t: _Type, oldest: int, now: int, want: int) -> int:
-        return int(choose_by_level(t.table, oldest, now, t.hand, want, self._counts, self._chosen))
+        """While batches before `now` are not released, a row that comes again waits for them.
+
+        They free the room of rows that nobody wants any more; a row that left would be read again.
+        """
+        levels = COMING if oldest < now else LEVELS
+        return int(
+            choose_by_level(t.table, oldest, now, t.hand, want, levels, self._counts, self._chosen)
+        )
 
     def _read(self, t: _Type, low: int, high: int) -> list[Reading]:
         """Begin to read rows listed[low:high] of every array."""
         readings = []
         for a in t.arrays:
             runs = self._runs.reshape(-1, 5)
-            count = plan_extents(
-                t.listed, low, high, a.layout, self._gap_pages, self._most_pages, runs
-            )
+            count = self._cost.plan_runs(t.listed, low, high, a.layout, self._most_pages, runs)
             own = runs[:count].copy()
             self.pages_read += int(own[:, 2].sum())
             self.runs_read += count

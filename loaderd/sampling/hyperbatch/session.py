@@ -383,7 +383,7 @@ class Hyper:
         """Batches of the next group, at most: the first ones are small, as a client waits."""
         if run.grouped == 0:
             return self._first
-        return self._chunk if run.grouped <= self._first else self.size
+        return min(self._chunk, self.size) if run.grouped <= self._first else self.size
 
     def _gather(self) -> None:
         """The rows of one group: batches that fit the cache together."""

@@ -1,7 +1,7 @@
 """How a session's share of the arena is cut for hyperbatches.  Pure."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,9 @@ from loaderd.sampling.rows import ServedFiles
 
 _SLACK = 16  # an area has room for a sixteenth more than was counted
 _CHUNKS = 8  # areas that hold a hyperbatch
+_LOOK = 64  # part of the room for batches that are known beyond the next hyperbatch
+_GAP_PAGES = 1  # between rows wanted that are read with them, on flash
+_BEGUN_RUNS = 256  # that could be read while the disk waits between two hyperbatches
 _LEAST_POINTS = 2  # a cache is of use if it holds the rows of two minibatches
 _PARTS = 64  # in which memory for rows is made smaller until the tables have room, too
 _UNSEEN = 64
@@ -127,17 +130,18 @@ def cut_hyper(
     )
 
     def room_beside(size: int) -> int:
-        areas = _cut_areas(size, slot_bytes, estimate)
+        areas = _cut_areas(size, left, slot_bytes, estimate)
         return (left - areas.slots - spent) * slot_bytes - fixed
 
-    spare, read = _SPARE, 0
+    spare, passed = _SPARE, 0
     if estimate.passes is not None:
-        spare, read = _SPARE_TOGETHER, estimate.passes.read
+        spare, passed = _SPARE_TOGETHER, estimate.passes.read
     extra = entry_bytes(ITEM_BYTES[id_dtype])
-    memory = RowMemory(room_beside, extra, FLASH.gap_pages, spare, read)
+    begun = passed / PAGE_BYTES, _BEGUN_RUNS + passed / RUN_BYTES
+    memory = RowMemory(room_beside, extra, _GAP_PAGES, FLASH.best_of, spare, begun)
     curve = region_curve(types, slot_bytes, estimate.wanted)
     chosen = choose_size(curve, memory, estimate.num_steps, asked)
-    areas = _cut_areas(chosen.batches, slot_bytes, estimate)
+    areas = _cut_areas(chosen.batches, left, slot_bytes, estimate)
     left -= areas.slots
     if left < 0:
         return cut_without_cache(room, slot_bytes, need, estimate, most)
@@ -171,21 +175,22 @@ class _Areas(NamedTuple):
         return self.number * self.area + self.sampling.slots
 
 
-def _cut_areas(size: int, slot_bytes: int, estimate: Estimate) -> _Areas:
-    """For hyperbatches of so many minibatches.
+def _cut_areas(size: int, room: int, slot_bytes: int, estimate: Estimate) -> _Areas:
+    """For hyperbatches of so many minibatches, in so many slots.
 
     One is handed out while the next is brought in, and what is handed out makes room for a third.
+    Where structures are small beside rows, more batches are known: a row that one of them wants
+    does not leave before those that none wants.
     """
     one, worst = _slack(estimate.structure_bytes), -(-estimate.least_area // slot_bytes)
-    if estimate.passes is not None:  # sampled together: an area holds all of them
-        chunk, number = size, 2
-    else:
-        # an area has room for the worst batch there may be: so it may hold several usual ones
-        usual = worst * slot_bytes // max(1, one)
-        chunk = min(size, max(-(-size // _CHUNKS), usual))
-        number = 2 * -(-size // chunk) + 1
     sampling = _cut_sampling(size, slot_bytes, estimate.passes)
-    return _Areas(chunk, number, max(worst, -(-chunk * one // slot_bytes)), sampling)
+    if estimate.passes is not None:  # sampled together: an area holds all of them
+        return _Areas(size, 2, max(worst, -(-size * one // slot_bytes)), sampling)
+    # an area has room for the worst batch there may be: so it may hold several usual ones
+    usual = worst * slot_bytes // max(1, one)
+    chunk = max(-(-size // _CHUNKS), usual)
+    area = max(worst, -(-chunk * one // slot_bytes))
+    return _Areas(chunk, 2 * -(-size // chunk) + 1 + room // _LOOK // area, area, sampling)
 
 
 def _cut_sampling(size: int, slot_bytes: int, passes: PassEstimate | None) -> SamplingSlots:
@@ -208,11 +213,13 @@ def region_curve(
     types: Sequence[TypeRows], slot_bytes: int, wanted: Sequence[NDArray[np.int64]]
 ) -> RegionCurve:
     """What minibatches want of each region, of all node types in turn."""
-    rows, widths = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for t in types:
-        rows.append(region_rows(t))
-        widths.append(np.full(rows[-1].size, _row_bytes(t, slot_bytes)))
-    return RegionCurve(np.concatenate(rows), np.concatenate(widths), np.stack(wanted))
+    counts = [region_rows(t) for t in types]
+    regions = [rows.size for rows in counts]
+    arrays = zip_longest(*(t.row_bytes for t in types), fillvalue=0)
+    return RegionCurve(
+        np.concatenate(counts), np.repeat([_row_bytes(t, slot_bytes) for t in types], regions),
+        np.array([np.repeat(widths, regions) for widths in arrays]), np.stack(wanted),
+    )  # fmt: skip
 
 
 def share_rows(

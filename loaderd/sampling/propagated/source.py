@@ -18,11 +18,11 @@ from blockstore.format import PAGE_BYTES
 from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader, make_transit
 from blockstore.io.reading import Reading, wait_all
-from blockstore.kernels.rowcache import plan_extents
 from blockstore.kernels.rows import row_layout, spread_rows
 from loaderd.api.protocol import LedgerEntry
 from loaderd.memory.slots import LOOK_WAIT_S, SlotBroker
 from loaderd.memory.workspace import Carver
+from loaderd.monitoring.devicecost import DeviceCost
 from loaderd.plans.base import Unit
 from loaderd.plans.chunks import HopPlan
 from loaderd.sampling.propagated.files import HopArray
@@ -316,11 +316,11 @@ class PassingRows:
         buffers: Sequence[NDArray[np.uint8]],
         place_of: Callable[[NDArray[Any]], int],
         transit: Sequence[NDArray[np.uint8]],
-        gap_pages: int,
+        cost: DeviceCost,
     ) -> None:
         """`buffers`: `gathered_bytes` each; `transit`: pages pass through these."""
         self._plan, self._arrays, self._reader = plan, arrays, reader
-        self._place_of, self._gap_pages = place_of, gap_pages
+        self._place_of, self._cost = place_of, cost
         self._buffers = [self._carve(b) for b in buffers]
         self._most_pages = min(b.size for b in transit) // PAGE_BYTES
         self._transit = make_transit(transit)
@@ -343,9 +343,9 @@ class PassingRows:
         for a, array in enumerate(self._arrays):
             out = memory.rows[at : at + num * array.row_bytes]
             places.append((self._place_of(out),))
-            count = plan_extents(
+            count = self._cost.plan_runs(
                 memory.ascending, 0, num, row_layout(array.geometry, array.row_bytes),
-                self._gap_pages, self._most_pages, memory.runs[a],
+                self._most_pages, memory.runs[a],
             )  # fmt: skip
             runs = memory.runs[a][:count]
             copy = self._copier(array, memory, runs, out)

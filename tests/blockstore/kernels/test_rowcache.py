@@ -78,17 +78,20 @@ entry = st.tuples(
     st.integers(0, 25),
     st.integers(1, 12),
     st.integers(0, 29),
+    st.booleans(),
 )
-def test_what_goes_is_free_or_of_the_lowest_level(entries, oldest, want, begin):
+def test_what_goes_is_free_or_of_the_lowest_level(entries, oldest, want, begin, waits):
+    """`waits`: for others to leave than rows that come again."""
     node = u32([int(EMPTY) if free else 7 for free, *_ in entries])
     table = table_of(np.empty(0, np.int32), node, *([e[i] for e in entries] for i in (1, 2, 3)))
-    out, counts = np.zeros(want, np.int32), np.zeros(k.LEVELS + 1, np.int64)
+    out, counts = np.zeros(want, np.int32), np.zeros(k.LEVELS, np.int64)
     hand = np.array([begin % len(entries)])
-    found = k.choose_by_level(table, oldest, 10, hand, want, counts, out)
+    levels = k.COMING if waits else k.LEVELS
+    found = k.choose_by_level(table, oldest, 10, hand, want, levels, counts, out)
     scores = {
         i: -1e9 if free else score(co, us, 10)
         for i, (free, la, co, us) in enumerate(entries)
-        if free or la < oldest
+        if free or (la < oldest and (co == k.NEVER or not waits))
     }
     chosen = out[:found].tolist()
     assert found == min(want, len(scores))

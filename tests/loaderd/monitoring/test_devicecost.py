@@ -4,9 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from blockstore.format import PAGE_BYTES
 from blockstore.io.buffers import aligned_buffer
 from blockstore.io.reader import BlockReader
+from blockstore.kernels.rows import RowLayout
 from blockstore.make_stripes import copy_blocks
 from blockstore.stripes import StripeSet
 from loaderd.monitoring.devicecost import FLASH, DeviceCost, DeviceGauge, measure_cost
@@ -15,20 +19,40 @@ from tools.bench.disk import make_file
 BLOCK = 64 << 10
 
 
-@pytest.mark.parametrize(
-    ("cost", "gap"),
-    [
-        ((50e-6, 3e-6), 16),
-        ((36e-6, 3e-6), 16),
-        ((30e-6, 3e-6), 8),
-        ((3e-6, 3e-6), 1),
-        ((0.0, 1e-6), 0),
-        ((8e-3, 1e-6), 256),
-        ((1e-6, 3e-6), 0),
-    ],
+def read_over(pages: list[int], gap: int) -> tuple[int, int]:
+    """Pages and runs that bring these pages, in one shard."""
+    between = np.diff(pages) - 1
+    return len(pages) + int(between[between <= gap].sum()), 1 + int((between > gap).sum())
+
+
+@given(
+    st.sets(st.integers(0, 400), min_size=1, max_size=120).map(sorted),
+    st.sampled_from([(13e-6, 3.4e-6), (0.0, 1e-6), (8e-3, 40e-6), (1e-6, 3e-6)]),
 )
-def test_a_gap_is_read_where_that_is_no_slower_than_another_run(cost, gap):
-    assert DeviceCost(*cost).gap_pages == gap
+def test_gaps_are_read_over_where_that_costs_least(pages, rates):
+    cost, rows = DeviceCost(*rates), np.array(pages, np.uint32)
+    runs = np.zeros((rows.size, 5), np.int64)
+    layout = RowLayout(1 << 20, PAGE_BYTES, 1 << 32, 1)
+    count = cost.plan_runs(rows, 0, rows.size, layout, 1 << 20, runs)
+    ways = [read_over(pages, gap) for gap in range(257)]
+    least = min(runs * cost.run_s + pages * cost.page_s for pages, runs in ways)
+    fast = [(p, r) for p, r in ways if r * cost.run_s + p * cost.page_s <= least * 10 / 9]
+    assert (int(runs[:count, 2].sum()), count) == min(fast)
+
+
+def test_pages_far_apart_are_not_joined_and_dense_ones_are():
+    draw, layout = np.random.default_rng(0), RowLayout(1 << 20, PAGE_BYTES, 1 << 32, 1)
+    read = []
+    for share in (0.03, 0.4):
+        rows = np.flatnonzero(draw.random(20_000) < share).astype(np.uint32)
+        runs = np.zeros((rows.size, 5), np.int64)
+        count = FLASH.plan_runs(rows, 0, rows.size, layout, 256, runs)
+        read.append((runs[:count, 2].sum() / rows.size, count / rows.size))
+    (far, many), (near, few) = read
+    assert far < 1.05
+    assert many > 0.9
+    assert 1.1 < near < 1.6
+    assert few < 0.4
 
 
 @pytest.mark.parametrize(("size", "measured"), [(16 << 20, True), (1 << 20, False)])
@@ -42,7 +66,6 @@ def test_cost_is_measured_where_there_is_enough_to_read(tmp_path, size, measured
     assert measured or cost == FLASH
     assert cost.run_s >= 0
     assert cost.page_s > 0
-    assert 0 <= cost.gap_pages <= 256
 
 
 def test_each_disk_that_blocks_are_dealt_over_has_its_own_cost(tmp_path):

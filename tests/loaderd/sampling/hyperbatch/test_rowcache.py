@@ -14,6 +14,7 @@ from blockstore.errors import CorruptBlock
 from blockstore.format import PAGE_BYTES, NodeType, RowArray, row_geometry
 from blockstore.kernels.rows import NO_ROW
 from loaderd.memory.ledger import ServedRows
+from loaderd.monitoring.devicecost import DeviceCost
 from loaderd.sampling.hyperbatch.rowcache import (
     CacheShare,
     Needs,
@@ -86,7 +87,9 @@ class Reader:
         return Reading(None)
 
 
-def make_cache(entries: int, reader: Reader, stay: Sequence[int] = (), gap: int = 1) -> RowCache:
+def make_cache(
+    entries: int, reader: Reader, stay: Sequence[int] = (), run_s: float = 3e-6
+) -> RowCache:
     """`stay`: regions that do."""
     types = rows_by_type(SERVED)
     regions = np.array(sorted(stay), np.int64)
@@ -98,7 +101,7 @@ def make_cache(entries: int, reader: Reader, stay: Sequence[int] = (), gap: int 
     tables = np.zeros(table_bytes(types, "uint32", [share]), np.uint8)
     return RowCache(
         ServedFiles(SERVED, reader, 0, data, SLOT, BLOCK, "uint32"),  # type: ignore[arg-type]
-        [share], tables, area.tolist(), transit, gap,
+        [share], tables, area.tolist(), transit, DeviceCost(run_s, 3e-6),
     )  # fmt: skip
 
 
@@ -236,6 +239,28 @@ def test_rows_that_stay_are_not_read_again():
     assert cache.rows_read == 12
 
 
+def test_a_row_that_comes_again_waits_for_others_to_be_released():
+    cache = make_cache(12, Reader())
+    first, second, third, again = (
+        needs_of(batch, range(low, high))
+        for batch, (low, high) in enumerate([(10, 14), (14, 22), (22, 26), (10, 14)])
+    )
+    cache.bring([first], [second, third, again], lambda known: known + 1)
+    cache.bring([second], [third, again], lambda known: known + 1)
+    asked = list[int]()
+
+    def oldest(known: int) -> int:
+        """The second batch is with the client until somebody waits for it."""
+        asked.append(known)
+        return 1 if known < 0 else 2
+
+    cache.bring([third], [again], oldest)
+    assert asked == [-1, 1]
+    cache.bring([again], [], lambda known: known + 1)
+    check(cache, again)
+    assert cache.rows_read == 4 + 8 + 4
+
+
 @pytest.mark.parametrize("fails", [-1, 0, 1, 5])
 def test_regions_that_stay_are_read_once_whatever_fails(fails):
     reader = Reader()
@@ -288,7 +313,7 @@ def test_a_first_batch_waits_for_what_it_wants_and_for_regions_of_which_it_wants
     """Of region 0 it wants each row, of 2 one, of 3 two in pages apart, of 7 none."""
     caplog.set_level(logging.INFO, "loaderd")
     reader = Reader()
-    cache = make_cache(9, reader, [0, 2, 3, 7], 0)
+    cache = make_cache(9, reader, [0, 2, 3, 7], 0.0)
     first = needs_of(0, [*range(10, 26), 42, 60, 70])
     reader.fail_after = 2
     with pytest.raises(CorruptBlock):  # nobody has got a batch
