@@ -35,9 +35,10 @@ def test_gaps_are_read_over_where_that_costs_least(pages, rates):
     layout = RowLayout(1 << 20, PAGE_BYTES, 1 << 32, 1)
     count = cost.plan_runs(rows, 0, rows.size, layout, 1 << 20, runs)
     ways = [read_over(pages, gap) for gap in range(257)]
-    least = min(runs * cost.run_s + pages * cost.page_s for pages, runs in ways)
-    fast = [(p, r) for p, r in ways if r * cost.run_s + p * cost.page_s <= least * 10 / 9]
-    assert (int(runs[:count, 2].sum()), count) == min(fast)
+    seconds = [r * cost.run_s + p * cost.page_s for p, r in ways]
+    most = min(seconds) * 10 / 9
+    fast = [(s * p, p, r) for s, (p, r) in zip(seconds, ways, strict=True) if s <= most]
+    assert (int(runs[:count, 2].sum()), count) == min(fast)[1:]
 
 
 def test_pages_far_apart_are_not_joined_and_dense_ones_are():
