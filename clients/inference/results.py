@@ -36,7 +36,7 @@ class InferenceRun(PipelineRun):
     def __init__(
         self, work: WorkFolder, progress: Progress, store: Store, hidden: StoreWriter, share: int
     ) -> None:
-        super().__init__(work, progress, hidden)
+        super().__init__(work, progress, writer=hidden)
         self.store, self.hidden, self.share = store, hidden, share
 
 

@@ -8,7 +8,7 @@ and rows pass by in order, once for each slice of columns.
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from preprocess.kernels.edges import Records, count_ids
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import QuantizationError, Ran, StageResult
 from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, resumable
-from preprocess.pipeline.work import WorkFolder, sign
+from preprocess.pipeline.work import sign
 from preprocess.stages.csc import RawEdges, ready, sorted_columns
 from preprocess.stages.rows import Quantizer, checked_sums, scatter_bytes
 from preprocess.stages.slots import SlotCopies
@@ -116,7 +116,7 @@ def derive(
             resumable(folder, sign(facts, b""), progress, planned) as work,
             ThreadPoolExecutor(threads, thread_name_prefix="derive") as pool,
         ):
-            run = DeriveRun(work, progress, extender, pool, threads)
+            run = DeriveRun(work, progress, extender, extender.store, pool, threads)
             run.execute(stages[:1])
             counted = run.facts(made.name("edges"))
             plan_derivation(  # it may refuse
@@ -128,19 +128,14 @@ def derive(
             )
 
 
+@dataclass(eq=False)
 class DeriveRun(PipelineRun):
-    def __init__(
-        self,
-        work: WorkFolder,
-        progress: Progress,
-        extender: StoreExtender,
-        pool: ThreadPoolExecutor,
-        threads: int,
-    ) -> None:
-        super().__init__(work, progress)
-        self.extender, self.store, self.pool, self.threads = extender, extender.store, pool, threads
-        self.manifest = extender.store.manifest
-        self.quantization: QuantizationError | None = None
+    extender: StoreExtender
+    store: Store
+    pool: ThreadPoolExecutor
+    threads: int
+    manifest: Manifest = field(init=False)  # with the new array
+    quantization: QuantizationError | None = None
 
 
 class DeriveStages:

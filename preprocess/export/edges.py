@@ -5,7 +5,7 @@ of them, by (target, source), equal ones as they are stored.  Their arrays stand
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,9 +21,7 @@ from preprocess.files.npy import NpyWriter
 from preprocess.files.store import graph_blocks, stored_blocks, to_floats
 from preprocess.ingest.plan import too_little_memory
 from preprocess.kernels.edges import Records
-from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import Cost, Facts, PipelineRun, Stage
-from preprocess.pipeline.work import WorkFolder
 from preprocess.sources.plain_names import CSR, CSR_PARTS, PlainNames
 from preprocess.stages.csc import (
     COLUMN_BYTES,
@@ -52,16 +50,16 @@ class TypeIds(NamedTuple):
     original: NDArray[Any]
 
 
+@dataclass(eq=False)
 class ExportRun(PipelineRun):
     """The store that is read, and the memory for it."""
 
-    def __init__(
-        self, work: WorkFolder, progress: Progress, store: Store, mem_bytes: int, share: int
-    ) -> None:
-        """`share`: bytes of memory for chunks and buckets."""
-        super().__init__(work, progress)
-        self.store, self.mem_bytes, self.share = store, mem_bytes, share
-        self._ids: dict[str, TypeIds] = {}
+    store: Store
+    mem_bytes: int
+    share: int  # of these, for chunks and buckets
+    _ids: dict[str, TypeIds] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self.result.mkdir(exist_ok=True)
 
     def ids(self, name: str) -> TypeIds:

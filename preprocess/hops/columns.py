@@ -6,6 +6,7 @@ Of the rows that are kept, in their order: nodes, their places in the store, the
 import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from blockstore.errors import CorruptBlock
 from blockstore.extend import StoreExtender
-from blockstore.format import NodeType, RowArray
+from blockstore.format import Manifest, NodeType, RowArray
 from blockstore.io.buffers import byte_view
 from blockstore.io.files import write_exact
 from blockstore.kernels.random import make_key, permute_range
@@ -26,9 +27,7 @@ from preprocess.files.array_file import ArrayFile, load_array
 from preprocess.hops.plan import ALL, HopsPlan, Operator, ResolvedHops
 from preprocess.kernels.hops import take_rows
 from preprocess.kernels.rows import quantize
-from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import Facts, PipelineRun
-from preprocess.pipeline.work import WorkFolder
 from preprocess.stages.labels import have_labels
 from preprocess.stages.product import ProductStep, RelationProduct, new_columns
 from preprocess.stages.rows import Emit, checked_sums
@@ -132,30 +131,25 @@ def copy_labels(
             slots.rows(nodes.label, nodes.first, some, emit)
 
 
+@dataclass(eq=False)
 class HopsRun(PipelineRun):
     """The store that is extended, and a slice of all nodes between stages."""
 
-    def __init__(
-        self,
-        work: WorkFolder,
-        progress: Progress,
-        extender: StoreExtender,
-        resolved: ResolvedHops,
-        plan: HopsPlan,
-        pool: ThreadPoolExecutor,
-    ) -> None:
-        super().__init__(work, progress)
-        self.extender, self.store, self.pool = extender, extender.store, pool
-        self.resolved, self.plan = resolved, plan
-        self.manifest = extender.store.manifest
-        self._columns: list[NDArray[np.float32]] = []  # memory is taken at the first use
-        self._product: RelationProduct | None = None
-        self._made_for: Operator | None = None
-        self._factor = self._scale = _NONE
+    extender: StoreExtender
+    store: Store
+    resolved: ResolvedHops
+    plan: HopsPlan
+    pool: ThreadPoolExecutor
+    manifest: Manifest = field(init=False)  # with the hops
+
+    def __post_init__(self) -> None:
+        self.release()  # memory is taken at the first use
 
     def release(self) -> None:
         """Give the memory of columns and blocks back."""
-        self._columns, self._product, self._made_for = [], None, None
+        self._columns: list[NDArray[np.float32]] = []
+        self._product: RelationProduct | None = None
+        self._made_for: Operator | None = None
         self._factor = self._scale = _NONE
 
     def propagate(self, number: int, at: int, operator: Operator | None) -> Facts:

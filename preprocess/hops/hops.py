@@ -142,7 +142,7 @@ def make_hops(
         else:
             held = resumable(folder, sign(facts, b""), progress, planned, fresh)
         with held as work, ThreadPoolExecutor(threads, thread_name_prefix="hops") as pool:
-            run = HopsRun(work, progress, extender, resolved, plan, pool)
+            run = HopsRun(work, progress, extender, extender.store, resolved, plan, pool)
             run.execute(stages.stages())
             return stages.result(run)
 

@@ -6,6 +6,7 @@ the union of all relations; then each relation is sorted into columns by store i
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -18,10 +19,8 @@ from preprocess.ingest.contents import RelationContents
 from preprocess.ingest.plan import IngestJob
 from preprocess.kernels.edges import Ends
 from preprocess.kernels.levels import HeldColumns, WordBits, gather_columns, take_counts
-from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import PipelineRun, Stage
 from preprocess.pipeline.tasks import Executor, SavedArray, TaskFolder
-from preprocess.pipeline.work import WorkFolder
 from preprocess.stages.classes import NodeClasses
 from preprocess.stages.columns import COLUMNS, DEGREES, ColumnFile
 from preprocess.stages.csc import (
@@ -52,23 +51,19 @@ def counts_file(number: int) -> str:
     return f"counts-{number}"
 
 
+@dataclass(eq=False)
 class IngestRun(PipelineRun):
     """The store that is written, and all graphs of the source on their way into it."""
 
-    def __init__(
-        self,
-        job: IngestJob,
-        work: WorkFolder,
-        progress: Progress,
-        writer: StoreWriter,
-        executor: Executor | None = None,
-    ) -> None:
-        super().__init__(work, progress, writer)
-        self.writer, self.executor = writer, executor
-        self._job, self._share = job, job.share
-        self._contents, self._options = job.contents, job.options
-        self._held: ColumnFile | None = None  # columns by source id, in memory
-        self._nodes: NodeOrder | None = None
+    writer: StoreWriter
+    job: IngestJob
+    executor: Executor | None = None
+    _held: ColumnFile | None = None  # columns by source id, in memory
+    _nodes: NodeOrder | None = None
+
+    def __post_init__(self) -> None:
+        self._share, self._contents = self.job.share, self.job.contents
+        self._options = self.job.options
 
     def count(self) -> int:
         """Read all edges once: every id is checked, targets are counted, into files.
@@ -232,13 +227,13 @@ class IngestRun(PipelineRun):
         """Both ends by store id, or without `rank` by source id; columns count from `base`."""
         r, src, dst = relation, relation.src, relation.dst
         ends = Ends(r.undirected, r.keep_loops, src_first=src.first, dst_first=dst.first, base=base)
-        spans, source = (slice(src.first, src.stop), slice(dst.first, dst.stop)), self._job.source
+        spans, source = (slice(src.first, src.stop), slice(dst.first, dst.stop)), self.job.source
         ranks = None if rank is None else EndRanks(rank, *spans)
         read = partial(read_relation, source, r.source, ends, with_ids, ranks)
         return EdgeReader(r.source.num_edges, source.divides(r.source), 1 + r.undirected, read)
 
     def _count(self, relation: RelationContents) -> NDArray[np.uint32]:
-        r, source = relation, self._job.source
+        r, source = relation, self.job.source
         how = r.undirected, r.keep_loops, self._share
         if self.executor is None or not source.divides(r.source):
             return count_edges(source, r.source, *how, self.progress)

@@ -129,7 +129,7 @@ def write_store(
             buffer_bytes=job.buffer,
         ) as writer,
     ):
-        run = IngestRun(job, work, progress, writer, executor)
+        run = IngestRun(work, progress, writer, job, executor)
         run.execute(stages.first_stages())
         stages.decide(run)
         run.execute(stages.later_stages())

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -16,12 +17,11 @@ from preprocess.sources.sourcefiles import SourceFiles
 _PREPARATION = 1  # goes up when steps or their files change: nothing older is taken over
 
 
+@dataclass(eq=False)
 class Preparation(PipelineRun):
     """Steps that are recorded, in a folder that is gone when the store is there."""
 
-    def __init__(self, work: WorkFolder, progress: Progress, mem_bytes: int) -> None:
-        super().__init__(work, progress)
-        self.mem_bytes = mem_bytes
+    mem_bytes: int
 
 
 @runtime_checkable

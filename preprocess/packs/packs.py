@@ -62,7 +62,7 @@ from preprocess.packs.plan import (
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import Ran, StageResult
 from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, resumable
-from preprocess.pipeline.work import STORE, WorkFolder, check_free, sign
+from preprocess.pipeline.work import STORE, check_free, sign
 
 _HOT = "hot"  # temporary file: store ids of the rows that stay
 _PIPELINE = 2  # goes up when stages or their files change: nothing older is taken over
@@ -124,7 +124,7 @@ def pack_epochs(
             ) as writer,
             ThreadPoolExecutor(options.threads, thread_name_prefix="pack") as pool,
         ):  # fmt: skip
-            run = PackRun(job, work, progress, writer, sampler, pool)
+            run = PackRun(work, progress, writer, sampler, pool)
             run.execute(stages[: made.first_rows])
             sampling.close()
             del sampler, run.sampler
@@ -139,20 +139,11 @@ def open_sampler(job: PackJob) -> OfflineSampler:
     return OfflineSampler(job.store, job.options.all_ranks(), job.memory.settings)
 
 
+@dataclass(eq=False)
 class PackRun(PipelineRun):
-    """Stages that pack, and what they share."""
-
-    def __init__(
-        self,
-        job: PackJob,
-        work: WorkFolder,
-        progress: Progress,
-        writer: StoreWriter,
-        sampler: OfflineSampler,
-        pool: ThreadPoolExecutor,
-    ) -> None:
-        super().__init__(work, progress, writer)
-        self.job, self.writer, self.sampler, self.pool = job, writer, sampler, pool
+    writer: StoreWriter
+    sampler: OfflineSampler
+    pool: ThreadPoolExecutor
 
 
 class PackStages:

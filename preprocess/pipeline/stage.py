@@ -137,15 +137,15 @@ def resumable(
         raise
 
 
+@dataclass(eq=False)
 class PipelineRun:
     """Stages that run in one work folder, and what they leave to each other."""
 
-    def __init__(
-        self, work: WorkFolder, progress: Progress, writer: StoreWriter | None = None
-    ) -> None:
-        """`writer`: of a store that is built in the work folder."""
-        self.work, self.progress, self._writer = work, progress, writer
-        self._ended: list[StageResult] = []
+    work: WorkFolder
+    progress: Progress
+    # of a store that is built in the work folder; a factory is no default of subclasses
+    writer: StoreWriter | None = field(default_factory=lambda: None, kw_only=True)
+    _ended: list[StageResult] = field(default_factory=list, init=False)
 
     @property
     def folder(self) -> Path:
@@ -192,19 +192,19 @@ class PipelineRun:
         if record is None:
             for path in arrays:
                 remove(self.result / path)
-            before = set(self._writer.digests) if self._writer else set()
+            before = set(self.writer.digests) if self.writer else set()
             with self.progress.recorded(name) as took:
                 facts = dict(body() or {})
             files: dict[str, str] = {}
-            if self._writer is not None:
-                files = {p: d for p, d in self._writer.digests.items() if p not in before}
+            if self.writer is not None:
+                files = {p: d for p, d in self.writer.digests.items() if p not in before}
                 facts[_FILES] = files
             record = StageRecord(took.result(), facts, sorted({*arrays, *arrays_of(files)}))
             self.work.finish(record, made(facts) if callable(made) else made, spent)
         elif name in self.work.resumed:
             self.progress.resumed(record.took)
-        if self._writer is not None:
-            self._writer.restore(record.facts[_FILES])
+        if self.writer is not None:
+            self.writer.restore(record.facts[_FILES])
         return record.facts
 
     @property

@@ -28,7 +28,7 @@ from preprocess.files.npy import NpyWriter
 from preprocess.kernels.planted import make_pairs
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import Cost, PipelineRun, RunPlan, Stage, resumable
-from preprocess.pipeline.work import WorkFolder, sign
+from preprocess.pipeline.work import sign
 
 _PAIRS = 1 << 18  # a chunk of edges
 _CHUNK_ITEMS = 1 << 21  # of features; with the seed it decides them
@@ -102,15 +102,11 @@ class GraphRecipe:
         return self.num_nodes * self.degree // 2 if self.num_nodes > 1 else 0
 
 
+@dataclass(eq=False)
 class _Generation(PipelineRun):
-    """One run; labels of all nodes, narrow, are in memory."""
-
-    def __init__(
-        self, work: WorkFolder, progress: Progress, recipe: GraphRecipe, pool: ThreadPoolExecutor
-    ) -> None:
-        super().__init__(work, progress)
-        self.recipe, self.labels, self.pool = recipe, recipe.labels(), pool
-        self.result.mkdir(exist_ok=True)
+    recipe: GraphRecipe
+    labels: NDArray[Any]  # of all nodes, narrow, are in memory
+    pool: ThreadPoolExecutor
 
 
 def generate(folder: Path, recipe: GraphRecipe, progress: Progress) -> None:
@@ -129,7 +125,8 @@ def generate(folder: Path, recipe: GraphRecipe, progress: Progress) -> None:
         resumable(folder, signature, progress, RunPlan.of(stages)) as work,
         ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
     ):
-        run = _Generation(work, progress, recipe, pool)
+        run = _Generation(work, progress, recipe, recipe.labels(), pool)
+        run.result.mkdir(exist_ok=True)
         run.execute(stages)
         with suppress(OSError):  # one that is not empty any more is refused below
             folder.rmdir()
