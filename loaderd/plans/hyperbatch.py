@@ -92,6 +92,7 @@ class RowMemory(NamedTuple):
 
 
 _AMPLE = 8  # minibatches; more only if that saves reading
+_GROUPS = 512  # of regions that are as hot, at least
 _EXACT = 64  # steps between an estimate and its double
 _GROWTH, _HALVINGS = 1.25, 4  # of the minibatches before whose rows are there, until room is used
 # Batches after those that were tried want rows of regions that none of these wanted: rows that do
@@ -113,9 +114,7 @@ def choose_size(
     asked       the size, or as much of it as has room; 0: as is best
     """
     order = np.argsort(-curve.wanted[-1] / np.maximum(1, curve.rows), kind="stable")
-    ordered = RegionCurve(
-        curve.rows[order], curve.row_bytes[order], curve.widths[:, order], curve.wanted[:, order]
-    )
+    alike, ordered = _grouped(curve, order)
     found: list[_Cut] = []
     for size in _sizes(min(asked or num_steps, num_steps)):
         cuts = _cuts(ordered, memory, size, num_steps)
@@ -132,9 +131,30 @@ def choose_size(
     # estimates within a percent are equal, and of equals the first is taken
     reads = np.maximum(1e-9, [cut.reads for cut in found])
     best = found[memory.best(*np.exp2(np.round(np.log2(reads) * _EXACT) / _EXACT).T)]
-    passing = curve.grown(best.past)
-    passing[order[: best.stay]] = 0
-    return HyperbatchSize(best.size, order[: best.stay], passing, best.room)
+    passing, stay = curve.grown(best.past), order[alike < best.stay]
+    passing[stay] = 0
+    return HyperbatchSize(best.size, stay, passing, best.room)
+
+
+def _grouped(curve: RegionCurve, order: NDArray[np.int64]) -> tuple[NDArray[np.int64], RegionCurve]:
+    """Regions taken together, of rows as wide and about as often wanted, the hottest first.
+
+    order   regions by how often their rows are wanted
+
+    Returns the number of the group of each region, in this order, and the curve of the groups.
+    """
+    widths, kind = np.unique(curve.widths[:, order], axis=1, return_inverse=True)
+    heat = np.arange(order.size) * min(_GROUPS, order.size) // max(1, order.size)
+    _, first, alike = np.unique(
+        heat * widths.shape[1] + kind.ravel(), return_index=True, return_inverse=True
+    )
+    starts = order[first]
+    rows, *wanted = (
+        np.bincount(alike, values[order]).astype(np.int64) for values in (curve.rows, *curve.wanted)
+    )
+    return alike, RegionCurve(
+        rows, curve.row_bytes[starts], curve.widths[:, starts], np.stack(wanted)
+    )
 
 
 def _sizes(most: int) -> Iterator[int]:
@@ -149,7 +169,7 @@ def _sizes(most: int) -> Iterator[int]:
 class _Cut(NamedTuple):
     size: int
     past: float  # minibatches whose rows are in memory when the next hyperbatch comes
-    stay: int  # regions that do, the first ones
+    stay: int  # groups of regions that do, the first ones
     room: float  # bytes for the rows of the others
     reads: NDArray[np.float64]  # pages, runs for a minibatch
 
