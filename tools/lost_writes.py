@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from io import StringIO
 from pathlib import Path
@@ -232,38 +233,27 @@ class Command(NamedTuple):
 
 def commands(source: Path) -> list[Command]:
     """Small ones, of a source that `write_source` wrote."""
-    options = IngestOptions(block_bytes=4096, edge_ids=True)
 
     def quiet() -> Progress:
         return Progress(StringIO())
 
-    def nothing(_: Path) -> None:
-        pass
-
-    def make(root: Path) -> None:
+    def make(root: Path, **asked: Any) -> None:
+        options = IngestOptions(block_bytes=4096, **asked)
         ingest(open_source(source).source, root / "store", options, quiet())
-
-    def make_with_hops(root: Path) -> None:
-        asked = IngestOptions(block_bytes=4096, hops=HopsRequest(("sym",), 1))
-        ingest(open_source(source).source, root / "store", asked, quiet())
-
-    def add(root: Path) -> None:
-        derive(root / "store", Derivation("u", "u", "e", "mean", "new"), quiet())
-
-    def propagate(root: Path) -> None:
-        make_hops(root / "store", HopsRequest(("sym", "row"), 1), quiet())
 
     def deal(root: Path) -> None:
         settings, copies = PartitionOptions(2, passes=1), InfluenceOptions(halo=0.3)
         old = open_store(root / "store")
         repartition(old, root / "new" / "store", settings, quiet(), influence=copies)
 
+    plain, mean = partial(make, edge_ids=True), Derivation("u", "u", "e", "mean", "new")
+    sym, two = HopsRequest(("sym",), 1), HopsRequest(("sym", "row"), 1)
     return [
-        Command("ingest", nothing, make),
-        Command("ingest --hops", nothing, make_with_hops),
-        Command("derive", make, add),
-        Command("hops", make, propagate),
-        Command("repartition", make, deal, "new/store"),
+        Command("ingest", lambda _: None, plain),
+        Command("ingest --hops", lambda _: None, partial(make, hops=sym)),
+        Command("derive", plain, lambda root: derive(root / "store", mean, quiet())),
+        Command("hops", plain, lambda root: make_hops(root / "store", two, quiet())),
+        Command("repartition", plain, deal, "new/store"),
     ]
 
 

@@ -234,11 +234,11 @@ class IngestRun(PipelineRun):
 
     def _count(self, relation: RelationContents) -> NDArray[np.uint32]:
         r, source = relation, self.job.source
-        how = r.undirected, r.keep_loops, self._share
+        count = partial(count_edges, source, r.source, r.undirected, r.keep_loops, self._share)
         if self.executor is None or not source.divides(r.source):
-            return count_edges(source, r.source, *how, self.progress)
+            return count(self.progress)
         with TaskFolder(self.executor, self.folder, self.progress) as folder:
-            return spread_counts(source, r.source, *how, folder)
+            return spread_counts(count, r.source.num_edges, r.dst.num_nodes, folder)
 
     def _sorted(
         self,

@@ -35,7 +35,6 @@ from preprocess.stages.csc import (
     source_edges,
 )
 from preprocess.stages.rows import checked_features, chunk_rows, fill_row_buckets, with_ranks
-from preprocess.stages.scan import count_edges
 
 _MIN_BUCKET = 1 << 16  # bytes: with less to sort a task is not worth its start
 _MOST_ROW_BUCKET, _MOST_ROW_SPAN = 64 << 20, 1 << 29  # bytes
@@ -86,39 +85,27 @@ def read_columns(
 
 
 class CountTask(NamedTuple):
-    source: Source
-    relation: SourceRelation
-    undirected: bool
-    keep_loops: bool
-    share: int
+    work: Callable[..., NDArray[np.uint32]]  # takes progress, a span and a number of threads
     span: range
     out: Path  # file of the counts
 
     def run(self, progress: Progress) -> None:
-        counts = count_edges(
-            self.source, self.relation, self.undirected, self.keep_loops, self.share, progress,
-            self.span, counters=1,
-        )  # fmt: skip
-        put_array(self.out, counts)
+        put_array(self.out, self.work(progress, self.span, 1))
 
 
 def spread_counts(
-    source: Source,
-    relation: SourceRelation,
-    undirected: bool,
-    keep_loops: bool,
-    share: int,
-    folder: TaskFolder,
+    count: Callable[..., NDArray[np.uint32]], num_edges: int, num_nodes: int, folder: TaskFolder
 ) -> NDArray[np.uint32]:
-    """As `count_edges`, of a relation that is divided; a task has counts of its own."""
-    each = -(-relation.num_edges // folder.workers)
+    """As `count_edges`, of a relation that is divided; a task has counts of its own.
+
+    count   `count_edges` with all but progress, span and threads
+    """
+    each = -(-num_edges // folder.workers)
     tasks = [
-        CountTask(
-            source, relation, undirected, keep_loops, share, span, folder.path / f"counts-{i}"
-        )
-        for i, span in enumerate(cut_spans(relation.num_edges, each))
+        CountTask(count, span, folder.path / f"counts-{i}")
+        for i, span in enumerate(cut_spans(num_edges, each))
     ]
-    counts = np.zeros(source.num_nodes[relation.dst], np.uint32)
+    counts = np.zeros(num_nodes, np.uint32)
     sizes = [len(t.span) for t in tasks]
     with closing(folder.run("count edges", "edges", tasks, sizes)) as results:
         for number, _ in results:
