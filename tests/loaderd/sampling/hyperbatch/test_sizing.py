@@ -1,6 +1,7 @@
 """How a share of the arena is cut: no more than there is, and each type has what it needs."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,6 +59,16 @@ def test_areas_that_hold_the_worst_batch_hold_several_usual_ones():
     cut = cut_hyper(160, FILES, NEED, estimate, 8, 4, 5)
     assert cut is not None
     assert (cut.size, cut.area, cut.chunk, cut.areas) == (5, 9, 4, 5)
+
+
+@pytest.mark.parametrize(("usual", "least", "most"), [(1 << 16, 100, 400), (9 << 20, 1, 3)])
+def test_more_batches_are_known_where_structures_are_small(usual, least, most):
+    regions = region_rows(rows_by_type(SERVED)[0]).size
+    wanted = tuple(spread(n, regions) for n in (90_000, 150_000))
+    estimate = Estimate(1000, 1 << 20, usual, 90_000, 1 << 20, wanted)
+    cut = cut_hyper(800, FILES, NEED, estimate, 8, 4, 5)
+    assert cut is not None
+    assert least <= cut.chunk * cut.areas - 2 * cut.size <= most
 
 
 SLOT = 400_000  # nothing is left over of one
