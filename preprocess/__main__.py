@@ -43,8 +43,7 @@ from preprocess.errors import BadInput, ExecutorLost
 from preprocess.export.export import export as export_store
 from preprocess.hops.hops import make_hops
 from preprocess.ingest.options import HopsRequest, IngestOptions, StoreSettings, read_size
-from preprocess.packs.check import pack_lines, verify_packs
-from preprocess.packs.command import run_pack
+from preprocess.packs.command import pack_lines, run_pack, verify_packs
 from preprocess.partition.owners import make_owners
 from preprocess.partition.partition import PartitionOptions
 from preprocess.partition.repartition import repartition as repartition_store

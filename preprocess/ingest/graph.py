@@ -21,7 +21,6 @@ from preprocess.kernels.edges import Ends
 from preprocess.kernels.levels import HeldColumns, WordBits, gather_columns, take_counts
 from preprocess.pipeline.stage import PipelineRun, Stage
 from preprocess.pipeline.tasks import Executor, SavedArray, TaskFolder
-from preprocess.stages.classes import NodeClasses
 from preprocess.stages.columns import COLUMNS, DEGREES, ColumnFile
 from preprocess.stages.csc import (
     COLUMN_BYTES,
@@ -31,6 +30,7 @@ from preprocess.stages.csc import (
     cut_buckets,
     sorted_columns,
 )
+from preprocess.stages.labels import NodeClasses
 from preprocess.stages.order import NodeOrder, at_random, breadth_first, by_degree, group_nodes
 from preprocess.stages.partition import partition_nodes
 from preprocess.stages.scan import count_edges

@@ -55,8 +55,8 @@ from preprocess.pipeline.tasks import Executor
 from preprocess.pipeline.work import STORE, check_free, sign
 from preprocess.sources.source import Source
 from preprocess.sources.sourcefiles import SourceFiles
-from preprocess.stages.classes import NodeClasses, source_classes
 from preprocess.stages.columns import COLUMNS, DEGREES
+from preprocess.stages.labels import NodeClasses, source_classes
 from preprocess.stages.scan import check_edge_splits
 
 _PARTITIONING = "partitioning"  # in the facts of a stage

@@ -32,7 +32,7 @@ from preprocess.pipeline.stage import Facts
 from preprocess.pipeline.work import check_free
 from preprocess.sources.sourcefiles import SourceFiles
 from preprocess.sources.stored import StoredSource
-from preprocess.stages.classes import NodeClasses, source_classes
+from preprocess.stages.labels import NodeClasses, source_classes
 
 
 def repartition(

@@ -15,8 +15,8 @@ from blockstore.format import Partitioning
 from preprocess.kernels.partition import count_inside, count_members
 from preprocess.partition.partition import PartitionOptions
 from preprocess.pipeline.progress import Progress
-from preprocess.stages.classes import NodeClasses
 from preprocess.stages.columns import ColumnFile, scan_columns
+from preprocess.stages.labels import NodeClasses
 
 
 class KeptEdges(NamedTuple):

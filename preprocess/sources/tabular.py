@@ -18,14 +18,16 @@ from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import Facts
 from preprocess.sources.arrays import MadeRows
 from preprocess.sources.columns import (
+    INTEGERS,
+    TEXTS,
     EdgeTables,
+    NodeIds,
     NodeTables,
     TableArray,
     TableSequence,
     split_rows,
 )
 from preprocess.sources.columns import Splits as SplitColumns
-from preprocess.sources.nodeids import INTEGERS, TEXTS, NodeIds
 from preprocess.sources.source import EdgePieces, Owner, Rows, Source, SourceRows
 
 KEY = "key"  # the array of a type that holds its owner's integer ids

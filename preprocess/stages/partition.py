@@ -40,9 +40,9 @@ from preprocess.partition.partition import (
 )
 from preprocess.partition.report import count_kept, make_report
 from preprocess.pipeline.progress import Progress
-from preprocess.stages.classes import NodeClasses
 from preprocess.stages.columns import ColumnFile, Renaming, renamed_edges, scan_columns
 from preprocess.stages.csc import COLUMN_BYTES, Widths, sorted_columns
+from preprocess.stages.labels import NodeClasses
 from preprocess.stages.order import NodeOrder, at_random, by_degree
 
 _VISITED = "visited"  # temporary file of this stage

@@ -26,9 +26,9 @@ from preprocess.partition import metis
 from preprocess.partition.metis import both_ways
 from preprocess.partition.partition import PartitionOptions, class_limits, group_caps
 from preprocess.partition.report import count_kept, kept_share, label_divergence
-from preprocess.stages.classes import NodeClasses, TrainingNodes, read_classes
 from preprocess.stages.columns import ColumnFile
 from preprocess.stages.csc import WholeColumns
+from preprocess.stages.labels import NodeClasses, TrainingNodes, read_classes
 from preprocess.stages.partition import Partitioned, partition_nodes
 from tests.preprocess.naive import ArraySource, Graph
 from tests.preprocess.partitions import communities, ingest_parts, stream

@@ -245,7 +245,7 @@ def test_ids_of_any_kind_in_any_memory(tmp_path_factory, data, parquet, tiny):
     write_edges(folder, nodes, edges, parquet)
     with pytest.MonkeyPatch.context() as patch:
         if tiny:
-            patch.setattr("preprocess.sources.nodeids.table_bytes_of", lambda _: 1700)
+            patch.setattr("preprocess.sources.columns.table_bytes_of", lambda _: 1700)
         source = TableSource(folder)
         with ready(source, folder) as keys:
             found = read_all(source)
@@ -299,7 +299,7 @@ def test_a_stopped_preparation_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
             raise _Stopped
         return real(defined, referring, folder, *others)
 
-    monkeypatch.setattr("preprocess.sources.nodeids.map_keys", stopping)
+    monkeypatch.setattr("preprocess.sources.columns.map_keys", stopping)
     with pytest.raises(_Stopped):
         ingest(TableSource(tmp_path), tmp_path / "store", options, QUIET)
     assert (tmp_path / ".store.prepared.work").is_dir()
