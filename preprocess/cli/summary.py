@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,54 +104,44 @@ def summarise(store: Store, progress: Progress) -> StoreSummary:
     total = sum(r.num_edges for r in manifest.relations)
     with progress.recorded("summary"), progress.stage("degrees", total, "edges") as stage:
         for relation in manifest.relations:
-            counts = DegreeCounts()
+            counts = Counter[int]()
             for degrees, num_edges in _scan_graph(store, relation, has_edge):
-                counts.add(degrees)
+                count_values(degrees, counts)
                 stage.advance(num_edges)
-            assert counts.num_nodes == sizes[relation.dst]
+            assert counts.total() == sizes[relation.dst]
             name = relation.title
             listed, splits = relation.num_source_edges, _sizes(relation.splits)
             relations.append(
-                RelationSummary(name, relation.num_edges, listed, counts.degrees(), splits)
+                RelationSummary(name, relation.num_edges, listed, degrees_of(counts), splits)
             )
         types = tuple(_summarise_type(store, t, has_edge) for t in manifest.types)
     return StoreSummary(types, tuple(relations))
 
 
-class DegreeCounts:
-    """How many nodes have each degree that occurs."""
+def count_values(values: NDArray[Any], totals: Counter[int]) -> None:
+    """How often each value occurs is added to what has been counted."""
+    found, counts = np.unique(values, return_counts=True)
+    totals.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
 
-    def __init__(self) -> None:
-        self._counts = Counter[int]()
 
-    def add(self, degrees: NDArray[np.int64]) -> None:
-        values, counts = np.unique(degrees, return_counts=True)
-        self._counts.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+def degrees_of(totals: Counter[int]) -> Degrees:
+    """What nodes of each degree amount to; all 0 where there are no nodes."""
+    if not totals:
+        return Degrees(0, 0, 0.0, 0, 0, ())
+    values, counts = (np.array(each) for each in zip(*sorted(totals.items()), strict=True))
+    ends, num_nodes = np.cumsum(counts), totals.total()
 
-    @property
-    def num_nodes(self) -> int:
-        return self._counts.total()
+    def at(rank: int) -> int:
+        return int(values[np.searchsorted(ends, rank, side="right")])
 
-    def degrees(self) -> Degrees:
-        """What they amount to; all 0 where there are no nodes."""
-        if not self._counts:
-            return Degrees(0, 0, 0.0, 0, 0, ())
-        values, counts = (
-            np.array(each) for each in zip(*sorted(self._counts.items()), strict=True)
-        )
-        ends, num_nodes = np.cumsum(counts), self.num_nodes
-
-        def at(rank: int) -> int:
-            return int(values[np.searchsorted(ends, rank, side="right")])
-
-        return Degrees(
-            min=int(values[0]),
-            median=at((num_nodes - 1) // 2),
-            mean=float((values * counts).sum() / num_nodes),
-            p99=at(min(num_nodes - 1, num_nodes * 99 // 100)),
-            max=int(values[-1]),
-            histogram=_bins(values, counts),
-        )
+    return Degrees(
+        min=int(values[0]),
+        median=at((num_nodes - 1) // 2),
+        mean=float((values * counts).sum() / num_nodes),
+        p99=at(min(num_nodes - 1, num_nodes * 99 // 100)),
+        max=int(values[-1]),
+        histogram=_bins(values, counts),
+    )
 
 
 def _bins(values: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Bin, ...]:
@@ -200,8 +191,7 @@ def _summarise_labels(store: Store, label: RowArray) -> Labels:
         return _numbers(store, label)
     classes = Counter[int]()
     for _, rows in scan_rows(store, label, _BUFFER_BYTES):
-        values, counts = np.unique(rows[rows != -1], return_counts=True)
-        classes.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+        count_values(rows[rows != -1], classes)
         if len(classes) > _MOST_CLASSES:
             return _numbers(store, label)
     top = sorted(classes.items(), key=lambda item: (-item[1], item[0]))[:_TOP]

@@ -22,7 +22,7 @@ from preprocess.errors import BadInput
 from preprocess.files.store import choose_feature, result_dtype
 from preprocess.ingest.contents import as_path, row_disk_bytes
 from preprocess.ingest.options import HopsRequest
-from preprocess.ingest.plan import too_little_memory
+from preprocess.ingest.plan import interpreter_bytes, too_little_memory, with_interpreter
 
 ALL = "all"  # the split that is every node
 
@@ -332,12 +332,11 @@ def plan_hops(
         8 * nodes.num_nodes + column + threads * block + _pieces(_MIN_PIECE, threads, slots),
         choosing, 6 * max(slots),
     )  # fmt: skip
-    minimum += tables
-    minimum = min(-(-minimum * 4 // 3), minimum + _INTERPRETER_BYTES)
+    minimum = with_interpreter(minimum + tables, _INTERPRETER_BYTES)
     if mem_bytes < minimum:
         why = f"a column of {nodes.num_nodes:,} nodes {arrays} times, their degrees and buffers"
         raise too_little_memory(mem_bytes, minimum, why)
-    spare = mem_bytes - tables - min(_INTERPRETER_BYTES, mem_bytes // 4)
+    spare = mem_bytes - tables - interpreter_bytes(mem_bytes, _INTERPRETER_BYTES)
     room = spare - 8 * nodes.num_nodes
     scan = max(block, min(_MOST_SCAN, room // (16 * threads)))
     piece = max(_MIN_PIECE, min(_MOST_PIECE, room // (64 * threads)))

@@ -87,6 +87,8 @@ class IngestRun(PipelineRun):
 
     def columns(self, in_memory: bool) -> None:
         """Columns of the union by source id: in memory, else into the files COLUMNS and DEGREES."""
+        if self._held is not None:
+            return
         contents, counts = self._contents, self._union_counts()
         total = int(counts.sum(dtype=np.int64))
         edge = None
@@ -108,11 +110,6 @@ class IngestRun(PipelineRun):
         else:
             save_array(self.path(DEGREES), file.degrees)
             file.close()
-
-    @property
-    def holds_columns(self) -> bool:
-        """Whether columns by source id are in memory."""
-        return self._held is not None
 
     def partition(self, classes: NodeClasses) -> Partitioning:
         """Find a partition of the nodes, and write it to PARTITION; `stages.partition`."""

@@ -333,7 +333,7 @@ class IngestStages:
 
     def _hold_columns(self, run: IngestRun) -> None:
         """Sort them, if they stay in memory and are not there."""
-        if self.job.options.needs_columns and self.job.columns_fit and not run.holds_columns:
+        if self.job.options.needs_columns and self.job.columns_fit:
             run.columns(in_memory=True)
 
     def _find_partition(self, run: IngestRun) -> Facts:

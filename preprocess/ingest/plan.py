@@ -152,14 +152,14 @@ def buffer_bytes(slot: int, spare: int) -> int:
     return max(slot, min(_MOST_BUFFER, spare // 16))
 
 
-def interpreter_bytes(mem_bytes: int) -> int:
+def interpreter_bytes(mem_bytes: int, most: int = _INTERPRETER_BYTES) -> int:
     """What is left to Python and libraries: in little memory they are beside it."""
-    return min(_INTERPRETER_BYTES, mem_bytes // 4)
+    return min(most, mem_bytes // 4)
 
 
-def with_interpreter(minimum: int) -> int:
+def with_interpreter(minimum: int, most: int = _INTERPRETER_BYTES) -> int:
     """The minimum --mem that leaves so many bytes beside Python and libraries."""
-    return min(-(-minimum * 4 // 3), minimum + _INTERPRETER_BYTES)
+    return min(-(-minimum * 4 // 3), minimum + most)
 
 
 def _widest(contents: Contents) -> int:
