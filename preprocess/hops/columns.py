@@ -25,11 +25,11 @@ from blockstore.store import Store, read_rows, scan_rows
 from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile, load_array
 from preprocess.hops.plan import ALL, HopsPlan, Operator, ResolvedHops
-from preprocess.kernels.hops import take_rows
+from preprocess.kernels.hops import Product, take_rows
 from preprocess.kernels.rows import quantize
 from preprocess.pipeline.stage import Facts, PipelineRun
 from preprocess.stages.labels import have_labels
-from preprocess.stages.product import ProductStep, RelationProduct, new_columns
+from preprocess.stages.product import RelationProduct, new_columns
 from preprocess.stages.rows import Emit, checked_sums
 from preprocess.stages.slots import SlotCopies
 
@@ -198,8 +198,10 @@ class HopsRun(PipelineRun):
             rows = x
             for scale, share in steps:
                 out = next(each for each in spare if each is not rows)
-                step = ProductStep(self._factor, scale, share, operator.loops)
-                self._product.run(step, rows, x, plan.width, out, self.pool, stage)
+                product = Product(
+                    self._factor, np.float32(scale), np.float32(share), x, operator.loops
+                )
+                self._product.run(product, rows, plan.width, out, self.pool, stage)
                 rows = out
         return rows, [each for each in (x, *spare) if each is not rows]
 

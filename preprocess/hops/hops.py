@@ -231,10 +231,13 @@ class HopStages:
     def _count(self, run: HopsRun) -> Facts:
         resolved = self.resolved
         weighted = any(operator.weighted for operator in resolved.operators)
-        found = count_degrees(run.store, resolved.relation, resolved.nodes, weighted, run.progress)
-        for name, values in ((INTO, found.into), (OUT, found.out), (CARRIED, found.carried)):
-            save_array(run.path(name), values)
-        return {"without_edges": int(np.count_nonzero(found.into == 0))}
+        into, out, carried = count_degrees(
+            run.store, resolved.relation, resolved.nodes, weighted, run.progress
+        )
+        save_array(run.path(INTO), into)
+        save_array(run.path(OUT), out)
+        save_array(run.path(CARRIED), carried)
+        return {"without_edges": int(np.count_nonzero(into == 0))}
 
     def _choose(self, run: HopsRun) -> Facts:
         with run.progress.stage("choose rows", self.resolved.num_rows, "rows") as stage:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,32 +24,18 @@ _TURNS = 8  # that a thread has in a product, at least: some columns take longer
 _MOST_PARTS = 64  # of a block
 
 
-class EdgeTotals(NamedTuple):
-    """What a pass over all edges finds."""
-
-    into: NDArray[np.float64]  # (nodes,): weights of a node's in-edges added up, or their number
-    out: NDArray[np.float64]  # (nodes,)
-    carried: NDArray[np.uint8]  # (blocks,): 1 where the first edges are of an earlier column
-
-
-class ProductStep(NamedTuple):
-    """out = scale * factor * (A rows [+ rows]) + share * x; all are columns in memory."""
-
-    factor: NDArray[np.float32]  # (nodes,)
-    scale: float
-    share: float
-    loops: bool
-
-
 def count_degrees(
     store: Store, relation: Relation, nodes: NodeType, weighted: bool, progress: Progress
-) -> EdgeTotals:
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.uint8]]:
     """Read all blocks.  Raises CorruptBlock.
 
     Ingest has seen to it that weights are finite, and not negative.
+
+    Returns weights added up, or numbers of edges: of the in-edges of each node, and of its
+    out-edges; and for each block 1 where its first edges are of an earlier column.
     """
     into, out = np.zeros(nodes.num_nodes), np.zeros(nodes.num_nodes)
-    found = EdgeTotals(into, out, np.zeros(relation.num_blocks, np.uint8))
+    carried = np.zeros(relation.num_blocks, np.uint8)
     with progress.stage("count edges", relation.num_edges, "edges") as stage:
         for number, (targets, block) in enumerate(stored_blocks(store, relation, _SCAN_BYTES)):
             weights = block.weights if weighted else None
@@ -62,9 +48,9 @@ def count_degrees(
                         f"{nodes.first + nodes.num_nodes - 1}; ingest again"
                     )
                 kernels.add_weights(places, weights, totals)
-            found.carried[number] = block.header.num_carried > 0
+            carried[number] = block.header.num_carried > 0
             stage.advance(targets.size)
-    return found
+    return into, out, carried
 
 
 def new_columns(num_items: int, dtype: Any = np.float32) -> NDArray[Any]:
@@ -118,9 +104,8 @@ class RelationProduct:
 
     def run(
         self,
-        step: ProductStep,
+        product: kernels.Product,
         rows: NDArray[np.float32],
-        x: NDArray[np.float32],
         width: int,
         out: NDArray[np.float32],
         pool: ThreadPoolExecutor,
@@ -128,16 +113,13 @@ class RelationProduct:
     ) -> None:
         """One product.
 
-        rows, x, out   float32 (nodes * width,)   `x` is not looked at where it has no share
+        rows, out   float32 (nodes * width,)
 
         Raises CorruptBlock.
         """
         if self._carry.size != self._columns.size * width:
             self._carry = np.empty(self._columns.size * width, np.float32)
         table = RowTable(rows, width, self._nodes.first)
-        product = kernels.Product(
-            step.factor, np.float32(step.scale), np.float32(step.share), x, step.loops
-        )
         ranges, taking = self._ranges(), Lock()
 
         def work() -> None:
