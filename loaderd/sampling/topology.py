@@ -44,7 +44,7 @@ from loaderd.sampling.structure import (
 )
 
 NO_ITEMS = np.empty(0, np.int64)
-_PIECE, _PIECES = 4096, 32  # nodes of a frontier's piece, at least; pieces, at most
+_PIECE, _PIECES = 4096, 16  # nodes of a frontier's piece, at least; pieces, at most
 
 
 class RelationIndex(NamedTuple):

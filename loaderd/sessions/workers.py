@@ -99,12 +99,14 @@ class WorkerPool:
         """As `Crew` says.  The caller waits for what is being done only, so it may be a worker."""
         steps = Steps(count)
 
-        def help_once() -> None:
-            if steps.do_next(do):
-                self.later(help_once)  # after what is more urgent
+        def help_out() -> None:
+            while steps.do_next(do):
+                if self._tasks.qsize():
+                    self.later(help_out)  # after what is more urgent
+                    return
 
         for _ in range(min(self.idle, count - 1)):
-            self.later(help_once)
+            self.later(help_out)
         try:
             for step in range(count):
                 while not steps.is_done(step) and steps.do_next(do):

@@ -147,7 +147,7 @@ def lines_of(case, folder, tmp_path, *words):
 
 def test_every_way_of_large_batches(graph, tmp_path):
     found = {x["way"]: x for x in lines_of("large", graph, tmp_path, "--partitions", "16")}
-    assert len(found) == 10
+    assert len(found) == 12
     assert all(40 < x["accuracy"] <= 100 for x in found.values())  # of four classes
     assert found["minibatch"]["steps"] == found["shared (LBS)"]["steps"]
 

@@ -47,6 +47,7 @@ class Way:
     ingest: tuple[str, ...] = ()  # options of its store
     options: Mapping[str, Any] = field(default_factory=dict)
     model: tuple[str, ...] = ()  # its name, if the task has several
+    epochs: int = 1  # times those of the others
 
 
 class TrainingRun(NamedTuple):
@@ -232,7 +233,8 @@ def large_ways(options: CompareOptions) -> list[Way]:
     """Minibatches, large batches with shared draws, and an 8th and a 16th of the partitions.
 
     These beside macro-batches of the same partitions, with a usual halo and with one that loads
-    about as many rows as partitions with histories: a second ring of neighbors.
+    about as many rows as partitions with histories: a second ring of neighbors.  Partitions also
+    twice as long: a step of them moves a few of the rows of a minibatch, and learns more slowly.
     """
     base = "minibatch"
     parts = ("--block-size", "64K", "--partitions", str(options.partitions), "--hubs", "0.01")
@@ -245,9 +247,12 @@ def large_ways(options: CompareOptions) -> list[Way]:
     for share in (8, 16):
         some = {"macro_partitions": options.partitions // share}
         dealt = asked | some | {"draws": "partitions"}
-        for name, fixed in (("histories", False), ("tables of zeros", True)):
-            loader = partial(WithHistory, fixed=fixed)
-            found.append(Way(f"partitions (PBS) 1/{share}, {name}", loader, base, usual, dealt))
+        for name, fixed, times in (
+            ("histories", False, 1), ("twice the epochs", False, 2),
+            ("tables of zeros", True, 1),
+        ):  # fmt: skip
+            loader, name = partial(WithHistory, fixed=fixed), f"partitions (PBS) 1/{share}, {name}"
+            found.append(Way(name, loader, base, usual, dealt, epochs=times))
         macro = asked | some | {"plan": "macrobatch", "hubs": True, "halos": True}
         for name, ingest in (("halo 0.3", usual), ("halo 1", wide)):
             found.append(Way(f"macro-batches 1/{share}, {name}", nodes, base, ingest, macro))
@@ -355,12 +360,13 @@ def train(
         model.parameters(), options.learning_rate, weight_decay=options.weight_decay, fused=True
     )
     loader = way.loader(TrainingRun(options, way, seed, served.endpoint, task))
-    batches, some = endless(loader), options.steps // options.epochs
+    epochs = options.epochs * way.epochs
+    batches, some = endless(loader), options.steps // epochs
     found: list[tuple[float, float]] = []
-    for epoch in range(options.epochs):
+    for epoch in range(epochs):
         model.train()
         if options.cosine:
-            share = (1 + math.cos(math.pi * epoch / options.epochs)) / 2
+            share = (1 + math.cos(math.pi * epoch / epochs)) / 2
             optimizer.param_groups[0]["lr"] = share * options.learning_rate
         steps = 0
         for batch in islice(batches, some) if some else loader:
@@ -369,7 +375,7 @@ def train(
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
-        if CASES[case].best or epoch >= options.epochs * 4 // 5:
+        if CASES[case].best or epoch >= epochs * 4 // 5:
             with torch.no_grad():
                 found.append(task.test(model.eval()))
     data = getattr(loader, "dataset", loader)
