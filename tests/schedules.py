@@ -511,27 +511,27 @@ class Future:
 
 
 class ThreadPoolExecutor:
-    """`concurrent.futures.ThreadPoolExecutor` of one thread."""
+    """`concurrent.futures.ThreadPoolExecutor`."""
 
     def __init__(self, max_workers: int, thread_name_prefix: str) -> None:
-        assert max_workers == 1
-        self._tasks, self._thread = SimpleQueue(), Thread(self._serve, thread_name_prefix)
-        self._begun = False
+        self._tasks, self._threads = SimpleQueue(), list[Thread]()
+        self._most, self._name = max_workers, thread_name_prefix
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if self._begun:
+        for _ in self._threads:
             self._tasks.put(None)
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def submit(self, function: Any, *arguments: Any) -> Future:
         future = Future(lambda: function(*arguments))
         self._tasks.put(future)
-        if not self._begun:
-            self._begun = True
-            self._thread.start()
+        if len(self._threads) < self._most:
+            self._threads.append(thread := Thread(self._serve, self._name))
+            thread.start()
         return future
 
     def _serve(self) -> None:

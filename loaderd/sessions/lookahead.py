@@ -177,7 +177,7 @@ class LookAhead:
         try:
             with contextlib.suppress(Refused):
                 add_workspaces(self._resources, room, workspaces, draft.sizes, need, 0.0)
-            with concurrency.ThreadPoolExecutor(workspaces.total) as threads:
+            with concurrency.ThreadPoolExecutor(workspaces.total, "look-ahead") as threads:
                 yield SessionWorkers(workspaces, threads.submit, lambda: None, spare=0)
         finally:
             draft.workspaces.give(first)
