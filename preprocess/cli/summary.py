@@ -108,7 +108,8 @@ def summarise(store: Store, progress: Progress) -> StoreSummary:
             for degrees, num_edges in _scan_graph(store, relation, has_edge):
                 count_values(degrees, counts)
                 stage.advance(num_edges)
-            assert counts.total() == sizes[relation.dst]
+            num_nodes = counts.total()
+            assert num_nodes == sizes[relation.dst]
             name = relation.title
             listed, splits = relation.num_source_edges, _sizes(relation.splits)
             relations.append(

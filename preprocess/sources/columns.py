@@ -358,7 +358,7 @@ class NodeIds:
         defined = None
         if node.tables is not None:
             pieces = _key_pieces(node.tables, node.key, kind)
-            defined = KeyColumn(pieces, node.tables.place, self._folder / "keymap-defined")
+            defined = KeyColumn(pieces, node.tables.place, Path())
         referring = [
             KeyColumn(_key_pieces(tables, key, kind), tables.place, self._folder / file)
             for tables, key, file in columns

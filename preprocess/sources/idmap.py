@@ -48,7 +48,7 @@ class KeyColumn(NamedTuple):
 
     pieces: Callable[[], Iterator[Texts]]  # in order, at most PIECE_ROWS keys each
     place: Callable[[int], str]  # of a row, from 0, for messages
-    ids: Path  # file that gets the ids
+    ids: Path  # file that gets the ids, unless the column is the one that defines
 
 
 class KeyMap(NamedTuple):
@@ -117,7 +117,7 @@ class _Passes:
 
     keymap-c-sizes, keymap-c-bytes    keys that wait: their lengths, and what they are
     keymap-c-ids                      ids of the pass before, the largest number for a key that
-                                      waits
+                                      waits; the column that defines has none
     """
 
     def __init__(
@@ -158,20 +158,20 @@ class _Passes:
     def _map_column(
         self, c: int, column: KeyColumn, how: int, table: "_Table", advance: Callable[[int], None]
     ) -> None:
-        row = waiting = 0
-        pieces: Iterator[tuple[Texts, NDArray[Any]]]
-        if self._is_first:
+        # rows of the column that defines are numbered as they come: those before have their ids
+        row = self.num_keys if how == DEFINE else 0
+        waiting = 0
+        pieces = self._first_pieces(column) if self._is_first else self._waiting_pieces(c, how)
+        if how != DEFINE and self._is_first:
             column.ids.unlink(missing_ok=True)
-            pieces = ((k, np.full(len(k), self._none, self._dtype)) for k in column.pieces())
-        else:
+        elif how != DEFINE:
             column.ids.rename(self._path(c, "ids"))
-            pieces = self._waiting_pieces(c)
         with ExitStack() as held:
             out, sizes, data = (
                 held.enter_context(ArrayFile(path, dtype))
                 for path, dtype in (
-                    (column.ids, self._dtype), (self._path(c, "new-sizes"), np.uint32),
-                    (self._path(c, "new-bytes"), np.uint8),
+                    (self._path(c, "new") if how == DEFINE else column.ids, self._dtype),
+                    (self._path(c, "new-sizes"), np.uint32), (self._path(c, "new-bytes"), np.uint8),
                 )
             )  # fmt: skip
             for keys, ids in pieces:
@@ -189,7 +189,8 @@ class _Passes:
                     some = pick(keys, late)
                     sizes.append(np.diff(some.offsets))
                     data.append(some.data)
-                out.append(ids)
+                if how != DEFINE:
+                    out.append(ids)
                 waiting += late.size
                 row += ids.size
                 advance(len(keys) - late.size)
@@ -221,7 +222,11 @@ class _Passes:
     def _path(self, c: int, kind: str) -> Path:
         return self._folder / f"keymap-{c}-{kind}"
 
-    def _waiting_pieces(self, c: int) -> Iterator[tuple[Texts, NDArray[Any]]]:
+    def _first_pieces(self, column: KeyColumn) -> Iterator[tuple[Texts, NDArray[Any]]]:
+        for keys in column.pieces():
+            yield keys, np.full(len(keys), self._none, self._dtype)
+
+    def _waiting_pieces(self, c: int, how: int) -> Iterator[tuple[Texts, NDArray[Any]]]:
         """Keys that wait, in order, and the ids of a piece of rows that they are among."""
         with ExitStack() as held:
             sizes, data, old = (
@@ -229,8 +234,11 @@ class _Passes:
                 for kind, dtype in (("sizes", np.uint32), ("bytes", np.uint8), ("ids", self._dtype))
             )
             row = at = 0
-            for first in range(0, old.size, PIECE_ROWS):
-                ids = old.read(first, min(PIECE_ROWS, old.size - first))
+            num_rows = sizes.size if how == DEFINE else old.size
+            for first in range(0, num_rows, PIECE_ROWS):
+                count = min(PIECE_ROWS, num_rows - first)
+                none = np.full(count, self._none, self._dtype)
+                ids = none if how == DEFINE else old.read(first, count)
                 num_keys = int(np.count_nonzero(ids == self._none))
                 ends = np.cumsum(sizes.read(row, num_keys), dtype=np.int64)
                 offsets = np.concatenate([np.zeros(1, np.int64), ends])

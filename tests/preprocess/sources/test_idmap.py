@@ -37,9 +37,7 @@ def run(
     folder: Path, defined: list[bytes] | None, referring: list[list[bytes]], table_bytes: int
 ) -> tuple[KeyMap, list[list[int]]]:
     """The map, and the ids of each referring column."""
-    first = None
-    if defined is not None:
-        first = key_column(defined, folder / "nodes")._replace(ids=folder / "keymap-nodes")
+    first = None if defined is None else key_column(defined, folder / "nodes")
     others = [key_column(keys, folder / f"edges{i}") for i, keys in enumerate(referring)]
     done = []
     found = map_keys(first, others, folder, table_bytes, bytes.decode, done.append)
