@@ -117,10 +117,18 @@ def resolve(manifest: Manifest, derivation: Derivation, where: str) -> ResolvedD
     target = _find_type(manifest, derivation.node_type, f"{where}: --type")
     origin = _find_type(manifest, derivation.origin, f"{where}: --from")
     relation = _find_relation(manifest, derivation, f"{where}: --relation")
-    feature = _find_feature(origin, derivation.feature, where)
+    if not origin.features:
+        raise BadInput.at(
+            f"{where}: --from", f"type {origin.name!r} without features", "a type with features",
+            "derive its own first",
+        )  # fmt: skip
+    feature = origin.features[choose_feature(origin, derivation.feature, where)]
     array = _new_array(manifest, target, feature, derivation, where)
     outward = relation.src == target.name and relation.dst != target.name
-    copies = _copies(target, array, derivation.name)
+    copies = None
+    if target.halo is not None:  # a row a slot; the scale of int8 stays that of the array
+        path = halo_paths(target.name).feature(derivation.name)
+        copies = msgspec.structs.replace(array, path=path, num_rows=target.halo.nodes.num_rows)
     return ResolvedDerivation(
         target, origin, relation, outward, feature, array, derivation.name, copies
     )
@@ -155,15 +163,6 @@ def _find_relation(manifest: Manifest, derivation: Derivation, where: str) -> Re
     raise BadInput.at(where, text, between, remedy)
 
 
-def _find_feature(origin: NodeType, name: str, where: str) -> RowArray:
-    if not origin.features:
-        raise BadInput.at(
-            f"{where}: --from", f"type {origin.name!r} without features", "a type with features",
-            "derive its own first",
-        )  # fmt: skip
-    return origin.features[choose_feature(origin, name, where)]
-
-
 def _new_array(
     manifest: Manifest, target: NodeType, feature: RowArray, derivation: Derivation, where: str
 ) -> RowArray:
@@ -178,14 +177,6 @@ def _new_array(
             "choose another",
         )  # fmt: skip
     return RowArray(path, dtype, target.num_nodes, feature.row_shape, "dense", scale)
-
-
-def _copies(target: NodeType, array: RowArray, name: str) -> RowArray | None:
-    """A row a slot; the scale of int8 stays that of the array."""
-    if target.halo is None:
-        return None
-    path, slots = halo_paths(target.name).feature(name), target.halo.nodes.num_rows
-    return msgspec.structs.replace(array, path=path, num_rows=slots)
 
 
 def plan_derivation(

@@ -24,10 +24,9 @@ from preprocess.errors import BadInput
 from preprocess.files.buckets import passing_bytes
 from preprocess.hops.columns import HopsRun
 from preprocess.hops.hops import HopsEstimate, estimate_hops, make_hops
-from preprocess.ingest.arrays import quantization_errors
 from preprocess.ingest.contents import Contents, TypeContents, check_left_out, list_contents
 from preprocess.ingest.graph import PARTITION, RANK, IngestRun, IngestStage, counts_file
-from preprocess.ingest.nodes import TypeStages
+from preprocess.ingest.nodes import TypeStages, quantization_errors
 from preprocess.ingest.options import IngestOptions
 from preprocess.ingest.plan import (
     CHECK,

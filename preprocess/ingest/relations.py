@@ -18,9 +18,9 @@ from blockstore.pack import GraphPacker
 from blockstore.writer import GraphWriter
 from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile, load_array, save_array
-from preprocess.ingest.arrays import RowStages
 from preprocess.ingest.contents import graph_bytes
 from preprocess.ingest.graph import IngestRun, IngestStage, counts_file
+from preprocess.ingest.nodes import RowStages
 from preprocess.ingest.plan import IngestJob
 from preprocess.kernels.edges import cut_ranges
 from preprocess.pipeline.stage import Cost, Facts

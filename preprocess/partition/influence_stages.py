@@ -29,7 +29,6 @@ from blockstore.store import Store
 from preprocess.files.array_file import load_array, save_array
 from preprocess.files.buckets import passing_bytes
 from preprocess.files.store import scan_size
-from preprocess.ingest.arrays import array_files, list_stage
 from preprocess.ingest.contents import (
     SPLITS,
     RelationContents,
@@ -38,6 +37,7 @@ from preprocess.ingest.contents import (
     row_disk_bytes,
 )
 from preprocess.ingest.graph import IngestRun, IngestStage
+from preprocess.ingest.nodes import array_files, list_stage
 from preprocess.ingest.plan import IngestJob, node_bytes
 from preprocess.partition.influence_plan import (
     HALOS,

@@ -6,7 +6,6 @@ from typing import NamedTuple
 from blockstore.errors import NotAStore, StoreError
 from blockstore.root import read_root
 from preprocess.errors import BadInput
-from preprocess.sources.dgl_csv import DglCsvSource
 from preprocess.sources.ginex import GinexSource
 from preprocess.sources.graphbolt import GraphBoltSource
 from preprocess.sources.graphsaint import GraphSaintSource
@@ -19,7 +18,7 @@ from preprocess.sources.pyg import PygSource
 from preprocess.sources.scipy_npz import ScipyNpzSource
 from preprocess.sources.source import Source
 from preprocess.sources.sourcefiles import SourceFiles, stats_below
-from preprocess.sources.table import TableSource
+from preprocess.sources.table import DglCsvSource, TableSource
 
 _MOST_SHOWN = 6  # names in a folder
 

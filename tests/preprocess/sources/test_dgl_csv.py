@@ -7,7 +7,7 @@ import pytest
 
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
-from preprocess.sources.dgl_csv import DglCsvSource
+from preprocess.sources.table import DglCsvSource
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.sources.reading import read_all, ready, texts_of
 from tests.preprocess.sources.refusals import assert_refused, text
