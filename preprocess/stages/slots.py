@@ -168,7 +168,10 @@ class SlotCopies:
             low, high = np.searchsorted(self._nodes, ends).tolist()
             for at in range(low, high, most):
                 some = slice(at, min(at + most, high))
-                yield rows[self._nodes[some] - int(ends[0])], self._order[some].astype(_PLACE)
+                yield rows[self._nodes[some] - int(ends[0])], self._places(some)
+
+    def _places(self, some: slice) -> NDArray[Any]:
+        return self._order[some].astype(_PLACE)
 
     def _pieces(self, relation: Relation, records: bool) -> Iterator[Any]:
         """(first column, its edges before, degrees, edges, copies low, high) of each piece."""
