@@ -133,10 +133,12 @@ def finish_carried(nodes, carry, width, product, out):
 
 
 @njit(nogil=True, cache=True)
-def add_weights(places, weights, totals):
-    """totals[places[e]] += weights[e]: int64, float32 (None: each weighs 1) and float64."""
-    for e in range(places.size):
-        totals[places[e]] += 1.0 if weights is None else np.float64(weights[e])
+def add_weights(ids, first, weights, totals):
+    """totals[ids[e] - first] += weights[e], float32 or None: each weighs 1; float64 totals."""
+    for e in range(ids.size):
+        if e + _AHEAD < ids.size:
+            prefetch(totals, np.int64(ids[e + _AHEAD]) - first)
+        totals[np.int64(ids[e]) - first] += 1.0 if weights is None else np.float64(weights[e])
 
 
 @njit(nogil=True, cache=True)

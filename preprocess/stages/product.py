@@ -35,19 +35,17 @@ def count_degrees(
     out-edges; and for each block 1 where its first edges are of an earlier column.
     """
     into, out = np.zeros(nodes.num_nodes), np.zeros(nodes.num_nodes)
-    carried = np.zeros(relation.num_blocks, np.uint8)
+    carried, stop = np.zeros(relation.num_blocks, np.uint8), nodes.first + nodes.num_nodes
     with progress.stage("count edges", relation.num_edges, "edges") as stage:
         for number, (targets, block) in enumerate(stored_blocks(store, relation, _SCAN_BYTES)):
             weights = block.weights if weighted else None
             for ids, totals in ((targets, into), (block.sources, out)):
-                places = ids.astype(np.int64) - nodes.first
-                if places.size and not 0 <= places.min() <= places.max() < nodes.num_nodes:
+                if ids.size and not nodes.first <= ids.min() <= ids.max() < stop:
                     raise CorruptBlock(
                         f"{store.path / relation.path}, block {number}: ids outside of "
-                        f"{nodes.name}, expected {nodes.first} to "
-                        f"{nodes.first + nodes.num_nodes - 1}; ingest again"
+                        f"{nodes.name}, expected {nodes.first} to {stop - 1}; ingest again"
                     )
-                kernels.add_weights(places, weights, totals)
+                kernels.add_weights(ids, nodes.first, weights, totals)
             carried[number] = block.header.num_carried > 0
             stage.advance(targets.size)
     return into, out, carried
