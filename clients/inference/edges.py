@@ -24,12 +24,11 @@ from clients.inference.model import Relation
 from clients.inference.rows import SCAN_BYTES, STEP_ROWS
 from preprocess.files.ahead import read_ahead
 from preprocess.files.store import stored_columns
-from preprocess.pipeline.progress import Progress
+from preprocess.kernels.hops import HEAVY
 from preprocess.sources.source import REVERSE
 
 _STEP_EDGES = 1 << 18
 _MOST = 0.9  # of all nodes: beyond it too little would be saved
-_LOOKS = 32  # at how many there are, so that a graph where nearly all have edges is not read whole
 
 
 class Nodes(NamedTuple):
@@ -74,20 +73,19 @@ class Connected(NamedTuple):
     """Nodes that have edges: from the others nothing goes to neighbors, or nothing comes."""
 
     receives: Mapping[str, Nodes]  # by type: targets of edges of any relation
-    gives: Mapping[Relation, Nodes]  # sources of edges, or more; all, if it is not known
+    gives: Mapping[Relation, Nodes]  # all sources of edges; all nodes, unless there are reverses
     reverses: Mapping[Relation, Relation]  # has a relation's edges by source; if the store has all
     shares: Mapping[Relation, NDArray[Any]]  # of nodes that receive: 1 / edges in; if asked for
-
-    @property
-    def symmetric(self) -> set[Relation]:
-        """Each of their edges has a reverse: sources receive, too."""
-        return {r for r, reverse in self.reverses.items() if r == reverse}
+    heavy: Mapping[Relation, NDArray[np.int64]]  # of these, more than HEAVY edges; likewise
 
     @property
     def num_bytes(self) -> int:
         """That all of them take in memory; what two relations share counts once."""
-        held = [n.places for n in (*self.receives.values(), *self.gives.values())]
-        held += self.shares.values()
+        held: list[NDArray[Any] | None] = [
+            *(nodes.places for nodes in (*self.receives.values(), *self.gives.values())),
+            *self.shares.values(),
+            *self.heavy.values(),
+        ]
         return sum({id(p): p.nbytes for p in held if p is not None}.values())
 
 
@@ -101,6 +99,7 @@ def find_connected(store: Store, dtype: Any = None) -> Connected:
     manifest = store.manifest
     receives: dict[str, Nodes] = {}
     shares: dict[Relation, NDArray[Any]] = {}
+    heavy: dict[Relation, NDArray[np.int64]] = {}
     for t in manifest.types:
         into = [r for r in manifest.relations if r.dst == t.name]
         found, degrees = np.zeros(t.num_nodes, np.bool_), {}
@@ -111,12 +110,14 @@ def find_connected(store: Store, dtype: Any = None) -> Connected:
                 degrees[_name(relation)] = counts
         nodes = receives[t.name] = Nodes.of(found)
         for r, counts in degrees.items():
-            shares[r] = 1 / np.maximum(counts[nodes.among(0, t.num_nodes)], 1).astype(dtype)
+            counts = counts[nodes.among(0, t.num_nodes)]
+            heavy[r] = np.flatnonzero(counts > HEAVY)
+            shares[r] = 1 / np.maximum(counts, 1).astype(dtype)
     sizes = {t.name: t.num_nodes for t in manifest.types}
     relations = [_name(r) for r in manifest.relations]
     reverses = {r: _reverse_of(r, relations) for r in relations} if manifest.undirected else {}
-    gives = {r: receives[r[0]] if reverses.get(r) == r else Nodes(sizes[r[0]]) for r in relations}
-    return Connected(receives, gives, reverses, shares)
+    gives = {r: receives[r[0]] if r in reverses else Nodes(sizes[r[0]]) for r in relations}
+    return Connected(receives, gives, reverses, shares, heavy)
 
 
 def _name(relation: StoredRelation) -> Relation:
@@ -160,29 +161,8 @@ def _count_edges(store: Store, relation: StoredRelation, t: NodeType) -> NDArray
     return out
 
 
-def find_sources(
-    store: Store, relation: StoredRelation, source: NodeType, progress: Progress
-) -> Nodes:
-    """Nodes with edges out.  Reads the graph blocks in order.  Raises CorruptBlock."""
-    found = np.zeros(source.num_nodes, np.bool_)
-    done, look = 0, relation.num_edges // _LOOKS
-    with (
-        progress.stage(f"sources of {relation.name}", relation.num_edges, "edges") as step,
-        closing(whole_columns(store, relation, source)) as pieces,
-    ):
-        for _, ids in pieces:
-            found[ids] = True
-            done += ids.size
-            step.advance(ids.size)
-            if done >= look:
-                look = done + relation.num_edges // _LOOKS
-                if np.count_nonzero(found) > _MOST * found.size:
-                    break
-    return Nodes.of(found)
-
-
 def whole_columns(
-    store: Store, relation: StoredRelation, source: NodeType
+    store: Store, relation: StoredRelation, source: NodeType, scan_bytes: int = SCAN_BYTES
 ) -> Generator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """(degrees, sources): all columns of a relation in order, some at a time, each of them whole.
 
@@ -193,7 +173,7 @@ def whole_columns(
     first, last = source.first, source.first + source.num_nodes - 1
     done = 0  # columns that were given
     degrees, sources = np.empty(0, np.int64), np.empty(0, np.uint32)
-    with closing(read_ahead(stored_columns(store, relation, SCAN_BYTES))) as pieces:
+    with closing(read_ahead(stored_columns(store, relation, scan_bytes))) as pieces:
         for head, more, edges in pieces:
             goes_on = int(head[1]) > 0
             assert goes_on or int(head[0]) - dst.first == done + degrees.size

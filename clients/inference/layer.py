@@ -66,10 +66,13 @@ class Inputs:
             for t in [self.types[name]]
         }
 
-    def read(self, run: InferenceRun, name: str, rows: LayerRows) -> Iterator[Tensor]:
-        """Rows of a type as a layer has them, (STEP_ROWS, width) at a time."""
+    def read(self, written: StoreWriter, name: str, rows: LayerRows) -> Iterator[Tensor]:
+        """Rows of a type as a layer has them, (STEP_ROWS, width) at a time.
+
+        written   where they lie, if it is not the store
+        """
         num_nodes, dtype = self.types[name].num_nodes, self.steps.numpy_dtype
-        store = self.store if rows.of_store else store_of(run.hidden)
+        store = self.store if rows.of_store else store_of(written)
         lone = () if rows.lone is None else (rows.lone,)
         with RowCursor(store, rows.arrays, dtype) as cursor, RowCursor(store, lone, dtype) as apart:
             for first in range(0, num_nodes, STEP_ROWS):
@@ -131,17 +134,12 @@ class LayerStage(ABC):
         return [array for rows in self._made.values() for array in rows.files]
 
     @property
-    def without_room(self) -> list[Relation]:
-        """Relations of a layer that does not fit memory, of which only sources need rows."""
-        return []
-
-    @property
     def num_slices(self) -> int:
         return len(self._plan.slices)
 
     @property
     def cost(self) -> Cost:
-        read = self._passes * self._before_bytes + len(self._plan.slices) * self._graph_bytes
+        read = self._before_bytes + self.num_slices * self._edges_bytes + self._again_bytes
         passing = sum(num_bytes(a) for columns in self._passing() for a in columns.values())
         return Cost(read + passing, sum(map(num_bytes, self.made)) + passing, passing)
 
@@ -151,14 +149,24 @@ class LayerStage(ABC):
         return self._before_bytes + sum(map(num_bytes, self.made)) + self._graph_bytes
 
     @property
-    def _passes(self) -> int:
-        """How often rows are read."""
-        return 1
+    def _again_bytes(self) -> int:
+        """Rows that are read once more for later slices."""
+        return 0
+
+    @property
+    def _used(self) -> list[str]:
+        """Types whose rows it needs."""
+        ends = {name for src, _, dst in self._step.layers for name in (src, dst)}
+        return [name for name in self._before if name in ends]
 
     @property
     def _before_bytes(self) -> int:
-        used = {name for src, _, dst in self._step.layers for name in (src, dst)}
-        return sum(num_bytes(a) for name in used for a in self._before[name].files)
+        return sum(num_bytes(a) for name in self._used for a in self._before[name].files)
+
+    @property
+    def _edges_bytes(self) -> int:
+        """Of all relations, as they are read for a slice."""
+        return self._graph_bytes
 
     @property
     def _graph_bytes(self) -> int:

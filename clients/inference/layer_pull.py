@@ -49,20 +49,12 @@ class PulledLayer(LayerStage):
                 for j in range(len(relations) - 1)
             ]
 
-    @property
-    def without_room(self) -> list[Relation]:
-        """Relations of a layer that does not fit memory, of which only sources need rows."""
-        if not any(self._sources.values()):
-            return []
-        return [r for r, layer in self._step.layers.items() if not _shared_width(r, layer)]
-
     def _passing(self) -> Iterable[Columns]:
         return chain(self._sources.values(), self._targets.values(), *self._sums.values())
 
     def _compute(self, now: Running) -> None:
-        for name in self._before:
-            if any(name in (src, dst) for src, _, dst in self._step.layers):
-                self._read_rows(now, name)
+        for name in self._used:
+            self._read_rows(now, name)
         for i, some in enumerate(self._plan.slices):
             for name in self._into:
                 self._join(now, name, some, self._made[name].arrays[i])
@@ -77,7 +69,7 @@ class PulledLayer(LayerStage):
             takers = [self._take_sources(now, held, r) for r in self._step.layers if r[0] == name]
             if name in self._into:
                 takers.append(self._take_targets(now, held, name))
-            for h in self._inputs.read(now.run, name, self._before[name]):
+            for h in self._inputs.read(now.run.hidden, name, self._before[name]):
                 for take in takers:
                     take(h, first)
                 first += h.size(0)

@@ -1,26 +1,37 @@
 """A layer that adds up what nodes give, in one pass: rows and graph are read beside each other.
 
-Of a store with all reverses: a column of a relation's reverse has the edges out of a node.  So what
-a node gives goes to the sums of its neighbors as soon as its row is read, and only sums are in
-memory.  Columns of these that do not fit come later: what nodes give to them passes through files,
-or is computed again, whichever reads less.
+Edges are read by source (`by_source`).  So what a node gives goes to the sums of its neighbors as
+soon as its row is read, and only sums are in memory.  Columns of these that do not fit come later:
+what nodes of a type give to them passes through files, or is computed again from rows, whichever
+reads less (`plan.Later`).
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from blockstore.format import RowArray
-from clients.inference.edges import whole_columns
-from clients.inference.layer import Columns, Inputs, LayerRows, LayerStage, Running, writing
+from clients.inference.by_source import edges_by_source, tile_bytes
+from clients.inference.edges import Nodes, whole_columns
+from clients.inference.layer import (
+    Columns,
+    Inputs,
+    LayerRows,
+    LayerStage,
+    Running,
+    num_bytes,
+    writing,
+)
 from clients.inference.model import Relation
-from clients.inference.plan import LayerPlan, Slice
-from clients.inference.rows import STEP_ROWS
-from preprocess.kernels.hops import add_rows
+from clients.inference.plan import Later, LayerPlan, Slice
+from clients.inference.rows import SCAN_BYTES, STEP_ROWS
+from preprocess.kernels.hops import add_shares
 
 _Edges = Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]
 
@@ -28,34 +39,61 @@ _Edges = Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]
 class _Given(NamedTuple):
     """What nodes with edges of a step give, in some columns: (nodes, columns) each."""
 
-    own: NDArray[Any]  # to their own result
+    own: NDArray[Any] | None  # to their own result; None: nothing leads to their type
     sent: Mapping[Relation, NDArray[Any]]  # to each of their neighbors
 
 
 class PushedLayer(LayerStage):
-    """A layer with `OrderedLayer.adds`, of a store with all reverses."""
+    """A layer with `OrderedLayer.adds`."""
 
     def __init__(
         self, inputs: Inputs, number: int, plan: LayerPlan, before: Mapping[str, LayerRows]
     ) -> None:
         super().__init__(inputs, number, plan, before)
-        num_rows = {name: nodes.num_rows for name, nodes in inputs.connected.receives.items()}
-        later = plan.slices[1:] if plan.kept else ()
+        connected = inputs.connected
+        later = {
+            name: plan.slices[1:] if plan.later.get(name) is Later.GIVEN else ()
+            for name in self._used
+        }
         self._own = {
-            name: self._columns(f"own{i}", num_rows[name], 1, later)
+            name: self._columns(f"own{i}", connected.receives[name].num_rows, 1, later[name])
             for i, name in enumerate(self._into)
         }
         self._sent = {
-            r: self._columns(f"sent{i}", num_rows[r[0]], 1, later)
+            r: self._columns(f"sent{i}", connected.gives[r].num_rows, 1, later[r[0]])
             for i, r in enumerate(self._step.layers)
         }
+        self._again: dict[str, LayerRows] = {}  # rows that later slices are computed from
+        for i, name in enumerate(self._used):
+            if plan.later.get(name) is Later.AGAIN:
+                self._again[name] = before[name]
+            elif plan.later.get(name) is Later.ENTERED:
+                rows, width = inputs.types[name].num_nodes, inputs.steps.entered[name]
+                self._again[name] = LayerRows((self._array(f"entered{i}", rows, width),))
 
     @property
-    def _passes(self) -> int:
-        return 1 if self._plan.kept else len(self._plan.slices)
+    def _entered(self) -> dict[str, RowArray]:
+        """Rows that pass files once they have entered."""
+        later = self._plan.later
+        return {n: r.arrays[0] for n, r in self._again.items() if later[n] is Later.ENTERED}
+
+    @property
+    def _again_bytes(self) -> int:
+        each = sum(num_bytes(a) for rows in self._again.values() for a in rows.files)
+        once = sum(map(num_bytes, self._entered.values()))  # is in what passes
+        return max(0, self.num_slices - 1) * each - once
+
+    @property
+    def _edges_bytes(self) -> int:
+        connected, manifest = self._inputs.connected, self._inputs.store.manifest
+        if connected.reverses:
+            return self._graph_bytes
+        stored = (self._inputs.relations[r] for r in self._step.layers)
+        return sum(tile_bytes(manifest, r, self._plan.tile_edges) for r in stored)
 
     def _passing(self) -> Iterable[Columns]:
-        return [*self._own.values(), *self._sent.values()]
+        whole = {Slice(0, 0): array for array in self._entered.values()}
+        return [*self._own.values(), *self._sent.values(), whole]
 
     def _compute(self, now: Running) -> None:
         for i, some in enumerate(self._plan.slices):
@@ -65,13 +103,17 @@ class PushedLayer(LayerStage):
 
     def _summed(self, now: Running, some: Slice) -> dict[str, NDArray[Any]]:
         """By type, of the nodes that have edges: (nodes, columns of the slice)."""
-        stored = some.first > 0 and bool(self._plan.kept)
         receives, dtype = self._inputs.connected.receives, self._inputs.steps.numpy_dtype
         shape = some.stop - some.first
         sums = {name: np.zeros((receives[name].num_rows, shape), dtype) for name in self._into}
-        for name in self._into:
+        heavy = self._inputs.connected.heavy
+        lost = {r: np.zeros((heavy[r].size, shape), dtype) for r in self._step.layers}
+        for name in self._used:
+            stored = some.first > 0 and name not in self._again
             with closing((self._stored if stored else self._computed)(now, name, some)) as given:
-                self._push(now, name, given, sums)
+                self._push(now, name, given, sums, lost)
+        for r, rows in lost.items():
+            sums[r[2]][heavy[r]] -= rows
         return sums
 
     def _write(self, now: Running, sums: NDArray[Any], out: RowArray) -> None:
@@ -81,7 +123,12 @@ class PushedLayer(LayerStage):
                 writer.append(self._step.activate(rows).numpy())
 
     def _push(
-        self, now: Running, name: str, given: Iterator[_Given], sums: Mapping[str, NDArray[Any]]
+        self,
+        now: Running,
+        name: str,
+        given: Iterator[_Given],
+        sums: Mapping[str, NDArray[Any]],
+        lost: Mapping[Relation, NDArray[Any]],
     ) -> None:
         """Add what all nodes of a type give."""
         nodes, first, own_row = self._inputs.types[name], 0, 0
@@ -89,18 +136,21 @@ class PushedLayer(LayerStage):
             ExitStack() as held,
             now.run.progress.stage(f"rows of {name}", nodes.num_nodes, "nodes") as stage,
         ):
-            edges: dict[Relation, _Edges] = {}
+            edges: dict[Relation, list[_Edges]] = {}
             for r in self._step.layers:
                 if r[0] == name:
-                    stored = self._inputs.relations[self._inputs.connected.reverses[r]]
-                    columns = whole_columns(now.run.store, stored, self._inputs.types[r[2]])
-                    edges[r] = held.enter_context(closing(columns))
+                    store, parts = edges_by_source(now.run, r, self._inputs.connected.reverses)
+                    scan, target = SCAN_BYTES // max(1, len(parts)), self._inputs.types[r[2]]
+                    columns = (whole_columns(store, part, target, scan) for part in parts)
+                    edges[r] = [held.enter_context(closing(part)) for part in columns]
             for own, sent in given:
                 stop = min(first + STEP_ROWS, nodes.num_nodes)
-                sums[name][own_row : own_row + own.shape[0]] += own
+                if own is not None:
+                    sums[name][own_row : own_row + own.shape[0]] += own
+                    own_row += own.shape[0]
                 for r, rows in sent.items():
-                    self._send(r, rows, edges[r], (first, stop), sums[r[2]])
-                own_row += own.shape[0]
+                    for part in edges[r]:
+                        self._send(r, rows, part, (first, stop), sums[r[2]], lost[r])
                 stage.advance(stop - first)
                 first = stop
 
@@ -111,58 +161,80 @@ class PushedLayer(LayerStage):
         edges: _Edges,
         nodes: tuple[int, int],
         sums: NDArray[Any],
+        lost: NDArray[Any],
     ) -> None:
-        """Add rows of the nodes [first, stop) that have edges to the sums of their neighbors."""
+        """Add rows of the nodes [first, stop) that give to the sums of their neighbors."""
         connected, (first, stop) = self._inputs.connected, nodes
-        senders, targets = connected.receives[relation[0]], connected.receives[relation[2]]
+        senders, targets = connected.gives[relation], connected.receives[relation[2]]
         at = 0
         while first < stop:
             degrees, ids = next(edges)
             known = degrees[senders.among(first, first + degrees.size)]
             origins = np.repeat(np.arange(at, at + known.size, dtype=np.uint64), known)
             to = targets.rows(ids).view(np.uint64)
-            shares = connected.shares[relation]
-            add_rows(False, rows, 0, origins, to, 0, sums.shape[1], sums, shares)
+            shares, heavy = connected.shares[relation], connected.heavy[relation]
+            add_shares(rows, origins, to, shares, heavy, lost, sums)
             first, at = first + degrees.size, at + known.size
 
     # -- what nodes give ---------------------------------------------------------------------------
 
     def _computed(self, now: Running, name: str, some: Slice) -> Generator[_Given]:
         """From rows.  The first slice brings the results of nodes without edges, and files."""
-        layers, nodes, first = self._step.layers, self._inputs.connected.receives[name], 0
-        columns = slice(some.first, some.stop)
+        layers, connected, first = self._step.layers, self._inputs.connected, 0
+        columns, into = slice(some.first, some.stop), self._into.get(name, [])
         with ExitStack() as held:
-            made = self._made[name].lone if some.first == 0 else None
-            later = writing(held, now.files, self._own[name])
+            made = self._made[name].lone if into and some.first == 0 else None
+            later = writing(held, now.files, self._own.get(name, {}))
             sent = [r for r in layers if r[0] == name]
             later_sent = {r: writing(held, now.files, self._sent[r]) for r in sent}
             lone = None if made is None else held.enter_context(now.run.hidden.rows(made))
-            for h in self._inputs.read(now.run, name, self._before[name]):
-                connected = nodes.among(first, first + h.size(0))
-                first += h.size(0)
-                own = sum(layers[r].targets(h) for r in self._into[name])
-                assert isinstance(own, torch.Tensor)
-                if lone is not None:
-                    lone.append(self._step.activate(own[~connected][..., 0]).numpy())
-                own = own[connected]
-                later(own)
-                rows = {}
+            for h in self._rows(now, name, some):
+                stop, own, rows = first + h.size(0), None, {}
+                if into:
+                    received = connected.receives[name].among(first, stop)
+                    given = reduce(torch.add, (layers[r].targets(h) for r in into))
+                    if lone is not None:
+                        lone.append(self._step.activate(given[~received][..., 0]).numpy())
+                    later(given[received])
+                    own = given[received][:, columns, 0].numpy()
                 for r in sent:
-                    given = layers[r].sources(h)[connected]
+                    given = layers[r].sources(h)[connected.gives[r].among(first, stop)]
                     later_sent[r](given)
                     rows[r] = given[:, columns, 0].contiguous().numpy()
-                yield _Given(own[:, columns, 0].numpy(), rows)
+                yield _Given(own, rows)
+                first = stop
+
+    def _rows(self, now: Running, name: str, some: Slice) -> Iterator[Tensor]:
+        """Of a type, as the layer has them."""
+        entered, before = self._entered.get(name), self._before[name]
+        if entered is None:
+            yield from self._inputs.read(now.run.hidden, name, before)
+        elif some.first:
+            yield from self._inputs.read(now.files, name, self._again[name])
+        else:
+            with now.files.rows(entered) as out:
+                for h in self._inputs.read(now.run.hidden, name, before):
+                    out.append(h.numpy())
+                    yield h
 
     def _stored(self, now: Running, name: str, some: Slice) -> Generator[_Given]:
         """The same of a later slice, from files."""
-        nodes, num_nodes = self._inputs.connected.receives[name], self._inputs.types[name].num_nodes
+        connected, num_nodes = self._inputs.connected, self._inputs.types[name].num_nodes
         with ExitStack() as held:
-            own = held.enter_context(self._cursor(now, (self._own[name][some],)))
+
+            def reading(nodes: Nodes, columns: Columns) -> Callable[[int, int], NDArray[Any]]:
+                cursor = held.enter_context(self._cursor(now, (columns[some],)))
+                return lambda first, stop: cursor.take(nodes.how_many(first, stop))
+
+            own = None
+            if name in self._into:
+                own = reading(connected.receives[name], self._own[name])
             sent = {
-                r: held.enter_context(self._cursor(now, (columns[some],)))
+                r: reading(connected.gives[r], columns)
                 for r, columns in self._sent.items()
                 if r[0] == name
             }
             for first in range(0, num_nodes, STEP_ROWS):
-                count = nodes.how_many(first, min(first + STEP_ROWS, num_nodes))
-                yield _Given(own.take(count), {r: rows.take(count) for r, rows in sent.items()})
+                span = first, min(first + STEP_ROWS, num_nodes)
+                rows = {r: take(*span) for r, take in sent.items()}
+                yield _Given(None if own is None else own(*span), rows)

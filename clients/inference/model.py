@@ -41,6 +41,11 @@ class ModelSteps(NamedTuple):
         return all(layer.adds for step in self.steps for layer in step.layers.values())
 
     @property
+    def entered(self) -> Mapping[str, int]:
+        """Width of what has entered, by type; of those whose features do not stay as they are."""
+        return {n: e.out_features for n, e in self.enter.items() if isinstance(e, nn.Linear)}
+
+    @property
     def numpy_dtype(self) -> np.dtype[Any]:
         return torch.empty(0, dtype=self.dtype).numpy().dtype
 

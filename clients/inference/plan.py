@@ -1,21 +1,25 @@
 """How much of a layer is in memory at a time; no file is read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import NamedTuple
 
 from blockstore.errors import BudgetTooSmall
-from blockstore.format import Manifest
+from blockstore.format import ITEM_BYTES, Manifest, NodeType
 from blockstore.units import format_mem
 from clients.inference.edges import Connected
 from clients.inference.model import ModelSteps, Relation, Step
 from clients.inference.rows import SCAN_BYTES, STEP_ROWS
 
 BUFFER_BYTES = 1 << 20  # of each of two buffers of an array that is written
+MOST_TILES = 16  # of a relation, whose edges are sorted by source
 _TORCH_BYTES = 224 << 20  # the interpreter, torch and other libraries
 _READ_COPIES = 8  # of a scan: read, changed, ahead of use
 _STEP_COPIES = 3  # of what a step of rows computes
 _EDGE_BYTES = 64 << 20  # ids, shares and sums of the edges of a step
 _PUSHED_BYTES = 32 << 20  # ids of the edges of a step
+_SORT_PIECE_BYTES = 16 << 20  # of edges on their way into a tile
+_SORT_NODE_BYTES = 8  # of a source, while a tile is sorted
 _TABLE_SHARE = 1024  # bytes of a store for each byte of its checksums
 _ORDER_BYTES = 16  # of a node: where its row of the result goes
 _MIN_SHARE = 16 << 20  # to put the result in that order
@@ -28,11 +32,20 @@ class Slice(NamedTuple):
     stop: int
 
 
+class Later(Enum):
+    """Where slices after the first get from what nodes of a type give, if a layer is pushed."""
+
+    GIVEN = "files of what they give: to themselves, and by each relation"
+    ENTERED = "a file of their rows once these have entered"
+    AGAIN = "their rows, which are read again"
+
+
 class LayerPlan(NamedTuple):
     slices: tuple[Slice, ...]  # computed one after another; each reads the graph once
-    # What nodes give to slice 0 is in memory from when it is computed; that to others passes files.
-    # Of a layer that is pushed these are all relations, or none: rows are read again then.
-    kept: frozenset[Relation]
+    # What nodes give to slice 0 is in memory from when it is computed; that to others passes files
+    kept: frozenset[Relation] = frozenset()
+    later: Mapping[str, Later] = {}  # by type; of a layer that is pushed in more than one slice
+    tile_edges: int = 0  # of what is pushed by edges that are sorted by source
 
     def spilled(self, relation: Relation) -> tuple[Slice, ...]:
         """What sources give of these passes through a file."""
@@ -42,6 +55,7 @@ class LayerPlan(NamedTuple):
 class InferencePlan(NamedTuple):
     layers: tuple[LayerPlan, ...]
     share: int  # bytes to put the result in order
+    tile_edges: int = 0  # that are sorted by source at a time; 0: none need to be
 
 
 def plan_inference(
@@ -51,7 +65,13 @@ def plan_inference(
     fixed = _fixed_bytes(steps, manifest, connected)
     order = _ORDER_BYTES * steps.output_type.num_nodes
     one_part = max(max(_part_bytes(step, steps, connected)) for step in steps.steps)
-    least = fixed + max(connected.num_bytes + one_part, order + _MIN_SHARE)
+    sorts = bool(connected.shares) and not connected.reverses
+    edge, longest = _edge_bytes(manifest), max((r.num_edges for r in manifest.relations), default=0)
+    # of the memory of a layer: what is not there while edges are sorted, less what only that needs
+    spare = _PUSHED_BYTES + _scan_bytes(manifest) - _SORT_PIECE_BYTES
+    spare -= _SORT_NODE_BYTES * max(t.num_nodes for t in manifest.types)
+    one_tile = edge * -(-longest // MOST_TILES) - spare if sorts else 0
+    least = fixed + max(connected.num_bytes + max(one_part, one_tile), order + _MIN_SHARE)
     if mem_bytes < least:
         raise BudgetTooSmall(
             f"--mem {format_mem(mem_bytes)}: expected at least --mem {format_mem(least)} for one "
@@ -59,11 +79,13 @@ def plan_inference(
             least,
         )
     share = mem_bytes - fixed
+    room = share - connected.num_bytes
+    tile_edges = max(1, (room + spare) // edge) if sorts else 0
     layers = [
-        _plan_layer(number, steps, manifest, share - connected.num_bytes, connected)
+        _plan_layer(number, steps, manifest, room, connected)._replace(tile_edges=tile_edges)
         for number in range(len(steps.steps))
     ]
-    return InferencePlan(tuple(layers), share - order)
+    return InferencePlan(tuple(layers), share - order, tile_edges)
 
 
 def _part_bytes(step: Step, steps: ModelSteps, connected: Connected) -> list[int]:
@@ -74,7 +96,8 @@ def _part_bytes(step: Step, steps: ModelSteps, connected: Connected) -> list[int
     size = steps.dtype.itemsize
     if connected.shares:
         into = {r[2] for r in step.layers}
-        return [sum(connected.receives[name].num_rows for name in into) * size]
+        sums = sum(connected.receives[name].num_rows for name in into)
+        return [(sums + sum(connected.heavy[r].size for r in step.layers)) * size]
     return [connected.gives[r].num_rows * a.source_width * size for r, a in step.layers.items()]
 
 
@@ -93,15 +116,43 @@ def _plan_layer(
         slices = _cut_kept(parts, part, share, lambda count: 2 * count * len(step.layers) * writer)
         return LayerPlan(slices or fewest, frozenset([joined_first] if slices else []))
     into = {r[2] for r in step.layers}
-    arrays = [connected.receives[name].num_rows for name in (*into, *(r[0] for r in step.layers))]
-    slices = _cut_kept(parts, part, share, lambda count: (count - 1) * len(arrays) * writer)
-    # what is read in addition to rows and graph, once each
-    rows, graph = _rows_bytes(number, steps, manifest), _graph_bytes(manifest)
-    passing = sum(arrays) * steps.dtype.itemsize * (parts - slices[0].stop) if slices else 0
-    again = (len(fewest) - 1) * (rows + graph)
-    if slices and passing + (len(slices) - 1) * graph <= again:
-        return LayerPlan(slices, frozenset(step.layers))
-    return LayerPlan(fewest, frozenset())
+    arrays = len(into) + len(step.layers)  # of each later slice
+    kept = _cut_kept(parts, part, share, lambda count: (count - 1) * arrays * writer)
+    # without buffers for files, or with them
+    plans = [_pushed(number, steps, manifest, connected, fewest, ())]
+    if kept:
+        plans.insert(0, _pushed(number, steps, manifest, connected, kept, tuple(Later)))
+    return min(plans, key=lambda found: found[0])[1]
+
+
+def _pushed(
+    number: int,
+    steps: ModelSteps,
+    manifest: Manifest,
+    connected: Connected,
+    slices: tuple[Slice, ...],
+    ways: tuple[Later, ...],
+) -> tuple[int, LayerPlan]:
+    """(bytes that it reads beside rows and graph once each, the plan): each type the cheapest way.
+
+    ways   that are open to types with rows; those without are computed again from nothing
+    """
+    step, size = steps.steps[number], steps.dtype.itemsize
+    more, columns = len(slices) - 1, slices[-1].stop - slices[0].stop
+    later, read = {}, more * _graph_bytes(manifest)
+    for t in manifest.types:
+        receives = any(r[2] == t.name for r in step.layers)
+        sent = sum(connected.gives[r].num_rows for r in step.layers if r[0] == t.name)
+        given = sent + connected.receives[t.name].num_rows * receives
+        costs = {Later.AGAIN: more * _rows_bytes(number, steps, t)}
+        if Later.GIVEN in ways:
+            costs[Later.GIVEN] = given * columns * size
+        enters = t.name in steps.entered and (number == 0 or not receives)
+        if Later.ENTERED in ways and enters:
+            costs[Later.ENTERED] = more * t.num_nodes * steps.entered[t.name] * size
+        later[t.name] = min(costs, key=lambda way: costs[way])
+        read += costs[later[t.name]]
+    return read, LayerPlan(slices, later=later)
 
 
 def _cut_kept(
@@ -128,13 +179,24 @@ def _cut(first: int, stop: int, count: int) -> tuple[Slice, ...]:
     return tuple(Slice(at, min(at + each, stop)) for at in range(first, stop, max(1, each)))
 
 
-def _rows_bytes(number: int, steps: ModelSteps, manifest: Manifest) -> int:
-    """Rows of all types as a layer finds them."""
-    if number == 0:
-        features = [t.features["x"] for t in manifest.types if steps.widths[t.name]]
-        return sum(array.num_rows * array.row_bytes for array in features)
+def _rows_bytes(number: int, steps: ModelSteps, t: NodeType) -> int:
+    """Rows of a type as a layer finds them."""
+    receives = any(r[2] == t.name for r in steps.steps[0].layers)
+    if number == 0 or not receives:
+        array = t.features.get("x")
+        return array.num_rows * array.row_bytes if array is not None else 0
     width = next(iter(steps.steps[number - 1].layers.values())).num_out
-    return manifest.num_nodes * width * steps.dtype.itemsize
+    return t.num_nodes * width * steps.dtype.itemsize
+
+
+def _edge_bytes(manifest: Manifest) -> int:
+    """Of an edge while it is sorted: a word with both ends, and a column's entry."""
+    return 8 + ITEM_BYTES[manifest.id_dtype]
+
+
+def _scan_bytes(manifest: Manifest) -> int:
+    """To read an array ahead of its use."""
+    return _READ_COPIES * max(SCAN_BYTES, manifest.block_bytes)
 
 
 def _graph_bytes(manifest: Manifest) -> int:
@@ -147,7 +209,7 @@ def _writer_bytes(manifest: Manifest) -> int:
 
 def _fixed_bytes(steps: ModelSteps, manifest: Manifest, connected: Connected) -> int:
     """What is in memory whatever is computed: in the pass over rows, or in that over edges."""
-    scan, writer = _READ_COPIES * max(SCAN_BYTES, manifest.block_bytes), _writer_bytes(manifest)
+    scan, writer = _scan_bytes(manifest), _writer_bytes(manifest)
     most = 0
     for step in steps.steps:
         given = sum(a.parts * (a.source_width + a.target_width) for a in step.layers.values())

@@ -1,7 +1,7 @@
 """Inference layer by layer: stages, each of which reads rows and graph in order."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,22 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from blockstore.errors import BudgetTooSmall
 from blockstore.store import Store
 from blockstore.units import format_bytes
 from blockstore.writer import StoreWriter
-from clients.inference.edges import find_connected, find_sources
+from clients.inference.by_source import sorting_stage
+from clients.inference.edges import find_connected
 from clients.inference.layer import Inputs, LayerStage, num_bytes
 from clients.inference.layer_pull import PulledLayer
 from clients.inference.layer_push import PushedLayer
 from clients.inference.model import ModelSteps, steps_of
-from clients.inference.plan import BUFFER_BYTES, InferencePlan, plan_inference
+from clients.inference.plan import (
+    BUFFER_BYTES,
+    InferencePlan,
+    LayerPlan,
+    Slice,
+    plan_inference,
+)
 from clients.inference.results import InferenceRun, Result, find_result
 from clients.inference.source import find_store
 from preprocess.pipeline.progress import Progress
@@ -28,7 +34,7 @@ from preprocess.pipeline.stage import Cost, RunPlan, Stage, resumable
 from preprocess.pipeline.work import STORE, sign
 
 _MUCH = 1.1  # times rows and graph, above which it is said that a layer reads more
-_PIPELINE = 3  # goes up when stages or their files change: nothing older is taken over
+_PIPELINE = 4  # goes up when stages or their files change: nothing older is taken over
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +88,12 @@ def layerwise(
     result = find_result(str(out), opened, steps, split)
     shown = Progress() if progress is None else progress
     with shown.recorded("nodes with edges") as took:
-        inputs, plan = _plan(opened, steps, mem_bytes, shown)
-    layers = _layers(inputs, plan)
-    stages = _stages(inputs, layers, result)
-    _tell(inputs, layers, shown)
+        inputs, plan = _plan(opened, steps, mem_bytes)
+    layers, ahead = _layers(inputs, plan.layers), []
+    if plan.tile_edges:
+        ahead.append(sorting_stage(opened, plan.tile_edges))
+    stages = [*ahead, *_stages(inputs, layers, result)]
+    _tell(layers, ahead, shown)
     facts = {
         "inference": _PIPELINE, "store": opened.manifest.fingerprint, "model": _digest(model),
         "slices": [[some.stop for some in p.slices] for p in plan.layers],
@@ -102,57 +110,60 @@ def layerwise(
         return InferenceResult(str(out), result.array.num_rows, steps.num_out, plan, found)
 
 
-def _plan(
-    store: Store, steps: ModelSteps, mem_bytes: int, progress: Progress
-) -> tuple[Inputs, InferencePlan]:
-    """Which nodes have edges, as far as it is worth knowing, and what is in memory.
+def _plan(store: Store, steps: ModelSteps, mem_bytes: int) -> tuple[Inputs, InferencePlan]:
+    """How layers are computed, and what is in memory."""
+    connected = find_connected(store, steps.numpy_dtype if steps.adds else None)
+    if not _pushes(Inputs(store, steps, connected)):
+        connected = connected._replace(shares={})
+    plan = plan_inference(steps, store.manifest, mem_bytes, connected)
+    return Inputs(store, steps, connected), plan
 
-    If what sources give does not fit, edges are read to see which nodes these are, unless a target
-    takes its own part from what it gives as a source: then all targets are among them.
+
+def _pushes(inputs: Inputs) -> bool:
+    """Whether less is read so, if memory has room for all: it changes how sums are rounded, so that
+    it may not follow memory.
+
+    To sort edges by source is to read the graph once more than in two passes, which read again what
+    targets give to themselves, in each layer.
     """
-    pushed = steps.adds and store.manifest.undirected
-    inputs = Inputs(store, steps, find_connected(store, steps.numpy_dtype if pushed else None))
-    plan = plan_inference(steps, store.manifest, mem_bytes, inputs.connected)
-    unknown = {r for layer in _layers(inputs, plan) for r in layer.without_room}
-    unknown -= inputs.connected.symmetric
-    if not unknown:
-        return inputs, plan
-    found = {
-        r: find_sources(store, inputs.relations[r], inputs.types[r[0]], progress) for r in unknown
-    }
-    connected = inputs.connected._replace(gives={**inputs.connected.gives, **found})
-    other = Inputs(store, steps, connected)
-    try:
-        of_other = plan_inference(steps, store.manifest, mem_bytes, connected)
-    except BudgetTooSmall:  # the numbers of these nodes have no room themselves
-        return inputs, plan
-    both = (inputs, plan), (other, of_other)
-    return min(both, key=lambda pair: sum(layer.cost.read for layer in _layers(*pair)))
+    connected, steps = inputs.connected, inputs.steps.steps
+    if not connected.shares or connected.reverses:
+        return bool(connected.shares)
+    whole = [
+        LayerPlan((Slice(0, next(iter(s.layers.values())).parts),), frozenset(s.layers))
+        for s in steps
+    ]
+    pulled = Inputs(inputs.store, inputs.steps, connected._replace(shares={}))
+    passing = sum(layer.cost.passing for layer in _layers(pulled, whole))
+    return sorting_stage(inputs.store, 1 << 62).cost.read <= passing
 
 
-def _layers(inputs: Inputs, plan: InferencePlan) -> list[LayerStage]:
+def _layers(inputs: Inputs, plans: Sequence[LayerPlan]) -> list[LayerStage]:
     layers: list[LayerStage] = []
     kind, rows = PushedLayer if inputs.connected.shares else PulledLayer, inputs.first_rows()
-    for number, of_layer in enumerate(plan.layers):
+    for number, of_layer in enumerate(plans):
         layers.append(kind(inputs, number, of_layer, rows))
         rows = layers[-1].after
     return layers
 
 
-def _tell(inputs: Inputs, layers: list[LayerStage], progress: Progress) -> None:
-    """A line for each layer that will read much more than its rows and graph once each."""
+def _tell(layers: list[LayerStage], ahead: list[Stage[InferenceRun]], progress: Progress) -> None:
+    """A line for what is read ahead, and for each layer that will read much more than its rows and
+    graph once each."""
+    for stage in ahead:
+        progress.line(
+            f"{stage.name}: {format_bytes(stage.cost.read)} of the graph will be read, and "
+            f"{format_bytes(stage.cost.written)} written, once for all layers"
+        )
     for number, layer in enumerate(layers, 1):
         cost, slices = layer.cost, layer.num_slices
         if cost.read <= _MUCH * layer.least_bytes:
             continue
-        less = ["a larger --mem"] if slices > 1 else []
-        if inputs.steps.adds and not inputs.store.manifest.undirected:
-            less.append("a store that is ingested with --undirected")
         progress.line(
             f"layer {number} of {len(layers)} will read {format_bytes(cost.read)}, "
             f"{cost.read / layer.least_bytes:.2f} times its rows and graph: "
             f"{format_bytes(cost.passing)} pass through files, and the graph is read {slices} times"
-            + (f"; {', or '.join(less)}, takes less" if less else "")
+            + ("; a larger --mem takes less" if slices > 1 else "")
         )
 
 
@@ -164,7 +175,7 @@ def _stages(inputs: Inputs, layers: list[LayerStage], result: Result) -> list[St
     def write(run: InferenceRun) -> None:
         def rows() -> Iterator[NDArray[Any]]:
             with torch.no_grad():  # of the thread that asks for the rows
-                for h in inputs.read(run, name, last):
+                for h in inputs.read(run.hidden, name, last):
                     yield leave(h).numpy()
 
         result.write(run, rows())

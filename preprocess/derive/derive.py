@@ -333,7 +333,7 @@ class DeriveStages:
 
         def kernel(low: int, high: int) -> None:
             greatest = self._op == "max"
-            kernels.add_rows(greatest, rows, first_row, origins, targets, low, high, sums, None)
+            kernels.add_rows(greatest, rows, first_row, origins, targets, low, high, sums)
 
         lines = -(-width // kernels.LINE_ITEMS)
         parts = max(1, min(run.threads, lines // 2))

@@ -22,6 +22,7 @@ from blockstore.kernels.packed import PackedIds
 from preprocess.kernels.rowsum import MORE, NO_ROW, RowSources, sum_rows
 
 CHUNK_EDGES = 128  # summed in registers, then added to the sum: errors grow with chunks, not edges
+HEAVY = 256  # edges of a node, beyond which what rounding loses of its sum is kept
 LINE_ITEMS = 16  # float32 in a cache line
 _AHEAD = 6  # edges of derived rows
 
@@ -163,7 +164,7 @@ def take_rows(rows, width, scale, places, out):
 
 
 @njit(nogil=True, cache=True)
-def add_rows(greatest, rows, first_row, origins, targets, low, high, sums, shares):
+def add_rows(greatest, rows, first_row, origins, targets, low, high, sums):
     """sums[target] += row of its origin, edge by edge, in columns [low, high).
 
     greatest   the greater number stays instead; NaN wins
@@ -171,8 +172,6 @@ def add_rows(greatest, rows, first_row, origins, targets, low, high, sums, share
     origins    uint32 or uint64 (edges,)          nodes whose rows are there
     targets    uint32 or uint64 (>= edges,)       rows of `sums`
     sums       as `rows` (nodes, width)           in and out, C-contiguous
-    shares     as `rows` (nodes,)                 times what a row of `sums` gets: None: 1; not with
-                                                  `greatest`
     """
     width, flat = sums.shape[1], sums.reshape(-1)
     for i in range(origins.size):
@@ -185,10 +184,40 @@ def add_rows(greatest, rows, first_row, origins, targets, low, high, sums, share
         if greatest:
             for c in range(row.size):
                 into[c] = row[c] if (row[c] > into[c]) | (row[c] != row[c]) else into[c]
-        elif shares is not None:
-            share = shares[np.int64(targets[i])]
-            for c in range(row.size):
-                into[c] += share * row[c]
         else:
             for c in range(row.size):
                 into[c] += row[c]
+
+
+@njit(nogil=True, cache=True)
+def add_shares(rows, origins, targets, shares, heavy, lost, sums):
+    """sums[target] += share of the target * row of the origin, edge by edge.
+
+    rows       float32 or float64 (some, width)
+    origins    uint32 or uint64 (edges,)   rows of `rows`
+    targets    uint32 or uint64 (edges,)   rows of `sums`
+    shares     as `rows` (nodes,)
+    heavy      int64 (some,)               rows of `sums` with a share below 1 / HEAVY, ascending
+    lost       as `rows` (some, width)     in and out: what theirs have too much, by rounding
+    sums       as `rows` (nodes, width)    in and out, C-contiguous
+
+    Compensated summation, by Kahan, of heavy rows alone, as errors grow with the edges of a row.
+    """
+    width, flat = sums.shape[1], sums.reshape(-1)
+    for i in range(origins.size):
+        if i + _AHEAD < origins.size:
+            at = np.int64(targets[i + _AHEAD]) * width
+            for item in range(at, at + width, LINE_ITEMS):
+                prefetch(flat, item)
+        target = np.int64(targets[i])
+        row, into, share = rows[np.int64(origins[i])], sums[target], shares[target]
+        if share * HEAVY < 1:
+            less = lost[np.searchsorted(heavy, target)]
+            for c in range(width):
+                more = share * row[c] - less[c]
+                total = into[c] + more
+                less[c] = (total - into[c]) - more
+                into[c] = total
+        else:
+            for c in range(width):
+                into[c] += share * row[c]

@@ -29,7 +29,7 @@ def tight(monkeypatch):
     monkeypatch.setattr(plan, "_MIN_SHARE", 64 << 10)
 
 
-def _make(folder, edges, num_nodes, width, **options):
+def make_graph(folder, edges, num_nodes, width, **options):
     x = np.random.default_rng(3).standard_normal((num_nodes, width), np.float32)
     (folder / "source").mkdir()
     np.save(folder / "source/edge_index.npy", edges)
@@ -45,7 +45,7 @@ def sparse(tmp_path_factory):
     rng = np.random.default_rng(3)
     edges = np.stack([rng.integers(0, 4000 // 5, 40_000) * 5, rng.integers(0, 4000, 40_000)])
     edges[0, ::2] += 2
-    return _make(tmp_path_factory.mktemp("sparse"), edges, 4000, 24)
+    return make_graph(tmp_path_factory.mktemp("sparse"), edges, 4000, 24)
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +55,20 @@ def lonely(tmp_path_factory):
     pairs = rng.choice(20_000, 12_000, replace=False)[rng.integers(0, 12_000, (2, 60_000))]
     pairs = np.unique(pairs, axis=1)
     folder = tmp_path_factory.mktemp("lonely")
-    made = _make(folder, pairs, 20_000, 64, undirected=True, order="random")
+    made = make_graph(folder, pairs, 20_000, 64, undirected=True, order="random")
     made.edges = np.unique(np.hstack([pairs, pairs[::-1]]), axis=1)
     return made
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory):
+    """A directed graph in which each node has edges in and out, two of them thousands."""
+    rng = np.random.default_rng(6)
+    around = np.stack([np.arange(4000), np.roll(np.arange(4000), 1)])
+    hubs = np.stack([np.full(6000, 7), rng.integers(0, 4000, 6000)])
+    hubs[:, ::2] = hubs[::-1, ::2]
+    edges = np.hstack([around, hubs, rng.integers(0, 4000, (2, 12_000))])
+    return make_graph(tmp_path_factory.mktemp("ring"), edges, 4000, 24, order="random")
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +78,8 @@ def full(tmp_path_factory):
     pairs = np.stack([np.arange(4000), rng.integers(0, 4000, 4000)])
     hub = np.stack([np.full(3000, 7), rng.integers(0, 4000, 3000)])
     pairs = np.hstack([pairs, rng.integers(0, 4000, (2, 12_000)), hub, np.arange(5) * [[1], [1]]])
-    made = _make(tmp_path_factory.mktemp("full"), pairs, 4000, 24, undirected=True, order="random")
+    made = make_graph(
+        tmp_path_factory.mktemp("full"), pairs, 4000, 24, undirected=True, order="random"
+    )
     made.edges = np.unique(np.hstack([pairs, pairs[::-1]]), axis=1)
     return made

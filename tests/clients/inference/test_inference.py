@@ -99,7 +99,7 @@ def test_memory_changes_no_byte(graph, tmp_path, kind):
 
 
 @pytest.mark.usefixtures("tight")
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("kind", ["gcn", "gat"])
 def test_the_first_slice_stays_in_memory(graph, tmp_path, monkeypatch, kind):
     """As much as has room, so that only the rest is written and read: the same bytes in the end."""
     monkeypatch.setattr(plan, "BUFFER_BYTES", 4 << 10)  # more than rows of so small a graph

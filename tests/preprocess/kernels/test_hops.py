@@ -14,7 +14,7 @@ from blockstore.kernels.columns import view_sources
 from blockstore.pack import unpack_block
 from preprocess.kernels import hops as kernels
 from preprocess.kernels.edges import count_ids
-from preprocess.kernels.hops import add_rows
+from preprocess.kernels.hops import HEAVY, add_rows, add_shares
 from preprocess.kernels.rowsum import RowTable
 from tests.graphs import Csc, csc_graphs, lay_out, pack
 
@@ -137,27 +137,47 @@ def test_rows_are_added_edge_by_edge(edges, width: int, first: int, ids: Any, da
     before = rng.standard_normal((9, width)).astype(np.float32)
     origins = np.array([o + first for o, _ in edges], ids)
     targets = np.array([t for _, t in edges], ids)
-    summed, greatest, shared = before.copy(), before.copy(), before.copy()
-    shares = rng.random(9, np.float32)
-    add_rows(False, rows, first, origins, targets, low, high, summed, None)
-    add_rows(False, rows, first, origins, targets, low, high, shared, shares)
-    add_rows(True, rows, first, origins, targets, low, high, greatest, None)
-    expected, most, parts = before.copy(), before.copy(), before.copy()
+    summed, greatest = before.copy(), before.copy()
+    add_rows(False, rows, first, origins, targets, low, high, summed)
+    add_rows(True, rows, first, origins, targets, low, high, greatest)
+    expected, most = before.copy(), before.copy()
     for origin, target in edges:
-        parts[target, low:high] += shares[target] * rows[origin, low:high]
         expected[target, low:high] += rows[origin, low:high]
         most[target, low:high] = np.maximum(most[target, low:high], rows[origin, low:high])
     assert np.array_equal(summed, expected)
     assert np.array_equal(greatest, most)
-    assert np.array_equal(shared, parts)
     counts = np.zeros(9, np.uint32)
     count_ids(targets, 0, counts)
     assert counts.tolist() == np.bincount(targets.astype(np.int64), minlength=9).tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_shares_are_added_edge_by_edge(dtype: Any):
+    """Naive: one after another, or, of heavy rows, in numbers that are twice as wide."""
+    rng = np.random.default_rng(2)
+    degrees = np.array([3, HEAVY + 1, 0, HEAVY, 100_000])
+    targets = np.repeat(np.arange(5, dtype=np.uint64), degrees)
+    targets = targets[rng.permutation(targets.size)]
+    rows = (rng.standard_normal((7, 5)) + 3).astype(dtype)
+    origins = rng.integers(0, 7, targets.size).astype(np.uint32)
+    shares, heavy = (1 / np.maximum(degrees, 1)).astype(dtype), np.array([1, 4])
+    before = rng.standard_normal((5, 5)).astype(dtype)
+    sums, lost = before.copy(), np.zeros((2, 5), dtype)
+    add_shares(rows, origins, targets, shares, heavy, lost, sums)
+    sums[heavy] -= lost
+    one_by_one, wide = before.copy(), before.astype(np.longdouble)
+    for origin, target in zip(origins, targets, strict=True):
+        one_by_one[target] += shares[target] * rows[origin]
+        wide[target] += (shares[target] * rows[origin]).astype(np.longdouble)
+    assert np.array_equal(sums[[0, 2, 3]], one_by_one[[0, 2, 3]])
+    eps = np.finfo(dtype).eps
+    assert np.abs(sums - wide)[heavy].max() < 4 * eps * np.abs(wide).max()
+    assert np.abs(one_by_one - wide)[4].max() > 40 * eps
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
 def test_nan_is_the_greatest_of_all(order: list[int]):
     rows = np.array([[np.nan], [3]], np.float32)
     sums = np.full((1, 1), -np.inf, np.float32)
-    add_rows(True, rows, 0, np.array(order, np.uint32), np.zeros(2, np.uint32), 0, 1, sums, None)
+    add_rows(True, rows, 0, np.array(order, np.uint32), np.zeros(2, np.uint32), 0, 1, sums)
     assert np.isnan(sums[0, 0])
