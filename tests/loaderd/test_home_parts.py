@@ -34,18 +34,19 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def read_epochs(endpoints: list[str]) -> list[tuple[list[str], set[int]]]:
-    """Of each rank at its own daemon: digests of two epochs' batches, and their nodes."""
+def read_epochs(endpoints: list[str]) -> list[tuple[list[str], set[int], set[int]]]:
+    """Of each rank at its own daemon: digests of two epochs, nodes of these, of the first batch."""
 
-    def read(rank: int) -> tuple[list[str], set[int]]:
+    def read(rank: int) -> tuple[list[str], set[int], set[int]]:
         data, nodes = HomeDataset(endpoints[rank], rank=rank, **OPTIONS), set[int]()
-        digests = []
+        digests, first = list[str](), set[int]()
         for _ in range(2):
             for batch in data:
                 digests.append(digest(batch))
                 nodes.update(batch.n_id.tolist())
+                first = first or set(nodes)
         data.close()
-        return digests, nodes
+        return digests, nodes, first
 
     with ThreadPoolExecutor(len(endpoints)) as pool:
         return list(pool.map(read, range(len(endpoints))))
@@ -55,7 +56,10 @@ def read_epochs(endpoints: list[str]) -> list[tuple[list[str], set[int]]]:
 def test_home_batches_ask_peers_for_each_remote_row_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stay: bool
 ):
-    """Rows that may pass are those that batches want; regions that stay are brought whole."""
+    """Rows that may pass are those that batches want; regions that stay are brought whole.
+
+    Of the first batch some rows come before their region does.
+    """
     if not stay:
         pass_all(monkeypatch)
     path = write_whole(tmp_path / "store")
@@ -68,14 +72,15 @@ def test_home_batches_ask_peers_for_each_remote_row_once(
         found = read_epochs(endpoints)
         asked = [service.status()[2] for service in services]
     per_block = store.rows(split_arrays(store.manifest)[0][1]).geometry.rows_per_block
-    for rank, (digests, nodes) in enumerate(found):
+    for rank, (digests, nodes, first) in enumerate(found):
         assert digests == expected[rank][0]
         here = {int(node) // per_block for node in np.flatnonzero(owner == rank)}
         wanted = range(NODES) if stay else sorted(nodes)
         remote = sum(node // per_block not in here for node in wanted)
         assert 0 < remote < len(wanted)
-        assert asked[rank]["peer_rows_asked"] == remote
-        assert asked[rank]["peer_bytes_asked"] == remote * 4 * WIDTH
+        early = sum(node // per_block not in here for node in first) if stay else 0
+        assert remote <= asked[rank]["peer_rows_asked"] <= remote + early
+        assert asked[rank]["peer_bytes_asked"] == asked[rank]["peer_rows_asked"] * 4 * WIDTH
         assert asked[rank]["peer_retries"] == 0
 
 

@@ -14,6 +14,7 @@ from blockstore.units import parse_bytes
 from clients.hopwise.dataset import HopDataset
 from clients.torch import NeighborDataset
 from loaderd.api.protocol import Attach
+from loaderd.monitoring.devicecost import FLASH, DeviceCost
 from loaderd.sessions.engine import default_settings
 from tools.bench.setup import counters, drop_cache, serving
 from tools.model.graph import Graph, read_graph
@@ -76,9 +77,11 @@ def compare(workload: Workload, graph: Graph | None, rates: KernelRates, cores: 
     whole = predicted(rates)
     partly = workload.plan == "minibatch" and whole.epoch.bytes > 0
     counted = _count(workload, partly)
+    # what a daemon plans its reads by: what it measured, if it did
+    cost = FLASH
     if "device_run_ns" in counted.counters:
-        run_s, page_s = (counted.counters[f"device_{n}_ns"] / 1e9 for n in ("run", "page"))
-        whole = predicted(structs.replace(rates, run_s=run_s, page_s=page_s))
+        cost = DeviceCost(*(counted.counters[f"device_{n}_ns"] / 1e9 for n in ("run", "page")))
+    whole = predicted(structs.replace(rates, run_s=cost.run_s, page_s=cost.page_s))
     num_bytes = whole.epoch.bytes if partly or workload.plan == MACRO else whole.bytes
     return Compared(
         workload, num_bytes * counted.share, counted.bytes, whole.epoch_s * counted.share,

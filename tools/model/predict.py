@@ -97,7 +97,7 @@ def predict(
         memory = share_memory(manifest, settings, request, occupancy)
         memory = memory._replace(steps=-(-steps // job.machines))
         if memory.hyper is None:
-            reads = minibatch_reads(manifest, occupancy, memory)
+            reads = minibatch_reads(manifest, occupancy, memory, rates.disk)
         else:
             reads = hyperbatch_reads(manifest, occupancy, memory, memory.hyper, rates.disk)
     cpu = steps / job.machines * _batch_cpu(manifest, occupancy, rates)

@@ -95,7 +95,7 @@ def hyperbatch_reads(
         blocks = graph_passes(manifest, occupancy, _groups(steps, cut), slots)
     first, epoch = Load(looked * block, looked), Load(blocks * block, blocks)
     if not cut.shares:
-        rows = minibatch_rows(manifest, occupancy, memory._replace(row_slots=0))
+        rows = minibatch_rows(manifest, occupancy, memory._replace(row_slots=0), disk)
         return Reads(first, epoch.plus(*rows), rows=rows.bytes, size=cut.size)
     share, widths, graph = cut.shares[0], served_widths(memory), occupancy.graph
     fill = share.stay_rows * sum(widths)
@@ -109,13 +109,18 @@ def hyperbatch_reads(
         absent = nodes @ (occupancy.wanted(batches) * (1 - kept)) / np.maximum(rows, 1)
         brought += count * float(rows @ absent) * sum(widths)
         for width in widths:
-            ways = [region_pages(rows, width, absent, gap) for gap in _GAPS]
-            pages, runs = np.array(ways).sum(2).T
-            best = disk.best_of(pages, runs)
-            num_bytes = float(pages[best]) * PAGE_BYTES
-            calls = float(runs[best]) + num_bytes / RUN_BYTES
-            epoch = epoch.plus(count * num_bytes, count * calls)
+            load = _pages_of(rows, width, absent, disk)
+            epoch = epoch.plus(count * load.bytes, count * load.calls)
     return Reads(first.plus(fill, fill / RUN_BYTES), epoch, fill, brought, cut.size)
+
+
+def _pages_of(rows: Counts, width: int, wanted: Counts, disk: DeviceCost) -> Load:
+    """What is read for a share `wanted` of the rows of each region."""
+    ways = [region_pages(rows, width, wanted, gap) for gap in _GAPS]
+    pages, runs = np.array(ways).sum(2).T
+    best = disk.best_of(pages, runs)
+    num_bytes = float(pages[best]) * PAGE_BYTES
+    return Load(num_bytes, float(runs[best]) + num_bytes / RUN_BYTES)
 
 
 def _groups(steps: int, cut: HyperSizing) -> list[int]:
@@ -141,11 +146,25 @@ def _still_there(wanted: Counts, nodes: Counts, entries: int) -> Counts:
     return found
 
 
-def minibatch_rows(manifest: Manifest, occupancy: Occupancy, memory: DaemonMemory) -> Load:
-    """Blocks of rows of an epoch of minibatches: those that stay in memory serve all of them."""
-    needed = _row_blocks(manifest, occupancy, memory, 1) - memory.row_slots
-    blocks = max(0.0, needed) * memory.steps
-    return Load(blocks * memory.budget.slot_bytes, blocks)
+def minibatch_rows(
+    manifest: Manifest, occupancy: Occupancy, memory: DaemonMemory, disk: DeviceCost
+) -> Load:  # fmt: skip
+    """Pages of rows of an epoch of minibatches, but of blocks that stay in memory."""
+    rows = occupancy.graph.nodes.sum(1)
+    wanted = occupancy.graph.nodes @ occupancy.wanted(1) / np.maximum(rows, 1)
+    # blocks that every batch wants stay, those of the most wanted rows
+    blocks, order = np.zeros(rows.size), np.argsort(-wanted)
+    for served in memory.served:
+        blocks += rows / row_geometry(served.array, manifest.block_bytes).rows_per_block
+    before = np.cumsum(blocks[order]) - blocks[order]
+    passes = np.empty(rows.size)
+    room = memory.row_slots - before
+    passes[order] = 1 - np.clip(room / np.maximum(blocks[order], 1e-9), 0, 1)
+    found = Load()
+    for width in served_widths(memory):
+        load = _pages_of(rows * passes, width, wanted, disk)
+        found = found.plus(memory.steps * load.bytes, memory.steps * load.calls)
+    return found
 
 
 def _row_blocks(
@@ -160,7 +179,9 @@ def _row_blocks(
     return found
 
 
-def minibatch_reads(manifest: Manifest, occupancy: Occupancy, memory: DaemonMemory) -> Reads:
+def minibatch_reads(
+    manifest: Manifest, occupancy: Occupancy, memory: DaemonMemory, disk: DeviceCost
+) -> Reads:  # fmt: skip
     """Of a whole epoch."""
     steps, block, first, epoch = memory.steps, manifest.block_bytes, Load(), Load()
     if memory.graph_stays:
@@ -173,7 +194,7 @@ def minibatch_reads(manifest: Manifest, occupancy: Occupancy, memory: DaemonMemo
     if memory.rows_stay:
         blocks = _row_blocks(manifest, occupancy, memory, steps)
         return Reads(first.plus(blocks * block, blocks), epoch, blocks * block)
-    rows = minibatch_rows(manifest, occupancy, memory)
+    rows = minibatch_rows(manifest, occupancy, memory, disk)
     stay = min(memory.row_slots, _row_blocks(manifest, occupancy, memory, steps))
     return Reads(first.plus(stay * block, stay), epoch.plus(*rows), rows=rows.bytes)
 
