@@ -137,12 +137,12 @@ class PushedLayer(LayerStage):
             now.run.progress.stage(f"rows of {name}", nodes.num_nodes, "nodes") as stage,
         ):
             edges: dict[Relation, list[_Edges]] = {}
-            for r in self._step.layers:
-                if r[0] == name:
-                    store, parts = edges_by_source(now.run, r, self._inputs.connected.reverses)
-                    scan, target = SCAN_BYTES // max(1, len(parts)), self._inputs.types[r[2]]
-                    columns = (whole_columns(store, part, target, scan) for part in parts)
-                    edges[r] = [held.enter_context(closing(part)) for part in columns]
+            out = [r for r in self._step.layers if r[0] == name]
+            for r in out:
+                store, parts = edges_by_source(now.run, r, self._inputs.connected.reverses)
+                scan, target = SCAN_BYTES // max(1, len(out) * len(parts)), self._inputs.types[r[2]]
+                columns = (whole_columns(store, part, target, scan) for part in parts)
+                edges[r] = [held.enter_context(closing(part)) for part in columns]
             for own, sent in given:
                 stop = min(first + STEP_ROWS, nodes.num_nodes)
                 if own is not None:

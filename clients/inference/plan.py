@@ -217,7 +217,7 @@ def _fixed_bytes(steps: ModelSteps, manifest: Manifest, connected: Connected) ->
         of_rows = _STEP_COPIES * rows + 2 * scan  # also those of nodes without edges
         if connected.shares:  # both at once: edges out of a type, and rows or what they give
             out = max(sum(r[0] == t.name for r in step.layers) for t in manifest.types)
-            most = max(most, of_rows + writer + _PUSHED_BYTES + (2 * out - 2) * scan)
+            most = max(most, of_rows + writer + _PUSHED_BYTES + (out - 1) * scan)
         else:
             # of arrays that are written while what sources give is in memory; otherwise it is free
             buffers = writer * (len(step.layers) + 1)
