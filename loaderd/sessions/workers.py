@@ -6,6 +6,7 @@ Source of the order: start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 199
 import itertools
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from blockstore import concurrency
@@ -98,15 +99,8 @@ class WorkerPool:
     def share(self, count: int, do: Callable[[int], object], then: Callable[[int], object]) -> None:
         """As `Crew` says.  The caller waits for what is being done only, so it may be a worker."""
         steps = Steps(count)
-
-        def help_out() -> None:
-            while steps.do_next(do):
-                if self._tasks.qsize():
-                    self.later(help_out)  # after what is more urgent
-                    return
-
         for _ in range(min(self.idle, count - 1)):
-            self.later(help_out)
+            self.later(partial(self._help, steps, do))
         try:
             for step in range(count):
                 while not steps.is_done(step) and steps.do_next(do):
@@ -115,6 +109,13 @@ class WorkerPool:
                 then(step)
         finally:
             steps.end()
+
+    def _help(self, steps: Steps, do: Callable[[int], object]) -> None:
+        """Do steps that another worker shares, until there is something more urgent."""
+        while steps.do_next(do):
+            if self._tasks.qsize():
+                self.later(partial(self._help, steps, do))
+                return
 
     def settle(self) -> None:
         """Return when everything that was asked for has been done."""
