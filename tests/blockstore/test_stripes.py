@@ -234,7 +234,7 @@ def test_a_kill_anywhere_leaves_a_whole_store_and_the_next_run_removes_the_rest(
         deal_store(store, folders, nothing)
     steps = seen[0]
     found = set()
-    for last in sorted({1, 2, 3, *np.linspace(4, steps, 17).astype(int).tolist()}):
+    for last in sorted({1, 2, 3, *np.linspace(4, steps, 8).astype(int).tolist()}):
         for name in ("store", "old", "new"):
             shutil.rmtree(tmp_path / name, ignore_errors=True)
             if (trial / name).exists():

@@ -64,8 +64,11 @@ def owners_of(store: Store, kind: str, servers: int) -> np.ndarray:
 @pytest.mark.parametrize("mem", [LEAST, AMPLE], ids=["least", "ample"])
 @pytest.mark.parametrize(
     ("servers", "kind"),
-    [(2, "partitions"), (2, "random"), (4, "random"), (8, "partitions"), (8, "random")],
-)
+    [
+        (2, "partitions"), (2, "random"), (4, "random"), (8, "partitions"),
+        pytest.param(8, "random", marks=pytest.mark.long),
+    ],
+)  # fmt: skip
 def test_every_daemon_gives_the_batches_of_the_whole_store(
     whole: Path, tmp_path: Path, digests: dict[str, str], mem: int, servers: int, kind: str
 ):
@@ -74,7 +77,10 @@ def test_every_daemon_gives_the_batches_of_the_whole_store(
     check_digests(parts, tmp_path, mem, digests)
 
 
-@pytest.mark.parametrize(("maker", "servers"), [("gap", 2), ("metis", 4), ("gap", 8)])
+@pytest.mark.parametrize(
+    ("maker", "servers"),
+    [("gap", 2), ("metis", 4), pytest.param("gap", 8, marks=pytest.mark.long)],
+)
 def test_parts_by_the_maps_that_commands_make(
     whole: Path, tmp_path: Path, maker: str, servers: int
 ):

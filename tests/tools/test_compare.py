@@ -162,7 +162,7 @@ def test_every_way_of_macro_batches(graph, tmp_path):
 
 def test_runs_of_the_command_may_be_in_processes_of_their_own(graph, tmp_path):
     out = tmp_path / "lines"
-    words = ["--ways", "in memory", "--seeds", "2", "--jobs", "2", "--epochs", "1", "--hidden", "8"]
+    words = ["--ways", "in memory", "--seeds", "2", "--jobs", "2", "--steps", "4", "--hidden", "8"]
     words += ["--num-neighbors", "3", "2", "--batch-size", "20", "--mem", "32M", "--out", str(out)]
     command = [sys.executable, "-m", "tools.compare", "macro", str(graph), *words]
     subprocess.run([*command, "--partitions", "16"], check=True, timeout=200)

@@ -103,8 +103,11 @@ def store(graph: Any, tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("tight")
 @pytest.mark.parametrize(
     ("kind", "suffix", "name"),
-    [("sage", "npy", "sparse"), ("sage", "npy", "full"), ("gat", "parquet", "graph")],
-)
+    [
+        ("sage", "npy", "sparse"), ("gat", "parquet", "graph"),
+        pytest.param("sage", "npy", "full", marks=pytest.mark.long),
+    ],
+)  # fmt: skip
 def test_a_kill_in_each_stage_changes_no_byte(request, tmp_path, kind, suffix, name):
     """Killed at each of some moments and run again, which is killed later; then it may end."""
     graph = request.getfixturevalue(name)

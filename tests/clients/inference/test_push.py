@@ -106,8 +106,14 @@ def test_a_dense_graph_is_not_sorted(tmp_path):
 
 
 @pytest.mark.usefixtures("tight")
-@pytest.mark.parametrize("name", ["full", "lonely", "ring", "sparse"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float", 1e-5), ("double", 1e-10)])
+@pytest.mark.parametrize(
+    ("name", "dtype", "tolerance"),
+    [(name, "float", 1e-5) for name in ("full", "lonely", "ring", "sparse")]
+    + [("lonely", "double", 1e-10)]
+    + [
+        pytest.param(n, "double", 1e-10, marks=pytest.mark.long) for n in ("full", "ring", "sparse")
+    ],
+)
 def test_sums_equal_the_whole_graph_in_any_memory(
     request, tmp_path, monkeypatch, name, dtype, tolerance
 ):
@@ -121,7 +127,7 @@ def test_sums_equal_the_whole_graph_in_any_memory(
     some = find_connected(open_store(made.store)).receives["node"].num_rows
     column = some * (8 if dtype == "double" else 4)
     ways = set()
-    for columns in (0, 10, 20, 30, 40, 44):
+    for columns in (0, 20, 40, 44):
         out = tmp_path / f"{columns}.npy"
         mem = least(model, made.store, out) + columns * column
         result = infer(model, made.store, out, mem_bytes=mem)

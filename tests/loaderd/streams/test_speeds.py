@@ -57,8 +57,14 @@ def begin(trainer: Trainer, epoch: int, step: int, stride: int) -> None:
     )
 
 
-@pytest.mark.parametrize("plan", ["minibatch", "hyperbatch"])
-@pytest.mark.parametrize("mem", [ROOM, TIGHT])
+@pytest.mark.parametrize(
+    ("plan", "mem"),
+    [
+        ("minibatch", ROOM), ("hyperbatch", TIGHT),
+        pytest.param("minibatch", TIGHT, marks=pytest.mark.long),
+        pytest.param("hyperbatch", ROOM, marks=pytest.mark.long),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("seed", [2])
 def test_batches_are_the_same_whatever_ranks_do(store, alone, plan, mem, seed, monkeypatch):
     """Ranks in threads: starting again, in other epochs, with workers, stopping, leaving, coming.

@@ -53,11 +53,11 @@ def digests(graph: Path, store: Path, options: IngestOptions, executor: Shuffled
     [
         OPTIONS,
         replace(OPTIONS, undirected=True, edge_ids=True, dtype="float16"),
-        replace(OPTIONS, order="source", duplicates="drop", self_loops="drop"),
-        replace(OPTIONS, order="degree", dtype="int8"),
-        replace(OPTIONS, order="random", ids="uint64"),
+        replace(OPTIONS, order="degree", dtype="int8", duplicates="drop", self_loops="drop"),
+        pytest.param(replace(OPTIONS, order="source"), marks=pytest.mark.long),
+        pytest.param(replace(OPTIONS, order="random", ids="uint64"), marks=pytest.mark.long),
     ],
-    ids=["bfs", "undirected", "source", "degree", "random"],
+    ids=["bfs", "undirected", "degree", "source", "random"],
 )
 def test_workers_and_deaths_change_no_byte(graph: Path, tmp_path: Path, options: IngestOptions):
     (graph / "edge_weight.npy").unlink()

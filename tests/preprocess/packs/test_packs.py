@@ -278,11 +278,11 @@ def test_info_and_verify_name_packs(store: Path):
     result = pack(store, OPTIONS, 1, hot=8 << 10, group=6 << 10)
     assert "1 epochs of split:train, fanouts 4,4,4,4;3,3,3,3" in good("info", store)
     assert f"{result.path}: good: " in good("verify", store)
-    for path in sorted(p for p in result.path.rglob("*") if p.is_file()):
+    for number, path in enumerate(sorted(p for p in result.path.rglob("*") if p.is_file())):
         raw = path.read_bytes()
-        for at in (0, len(raw) // 2, len(raw) - 1):
-            path.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
-            assert str(path) in refused("verify", store)
+        at = (0, len(raw) // 2, len(raw) - 1)[number % 3]
+        path.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+        assert str(path) in refused("verify", store)
         path.write_bytes(raw)
     (result.path / "pack.json").write_text("{}")
     assert f"{result.path / 'pack.json'}: " in good("info", store)

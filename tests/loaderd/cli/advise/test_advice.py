@@ -243,7 +243,9 @@ def hop_store(store: Store, tmp_path_factory) -> Store:
     return open_store(path)
 
 
-@pytest.mark.parametrize(("mem", "held"), [("64M", True), ("3M", False)])
+@pytest.mark.parametrize(
+    ("mem", "held"), [("3M", False), pytest.param("64M", True, marks=pytest.mark.long)]
+)
 def test_hop_wise_batches_have_lines_of_their_own(hop_store, mem, held):
     request = structs.replace(REQUEST, split="all", batch_size=2000, num_neighbors=(1,))
     report = report_on(hop_store, settings(mem), request, 5 * TRIED_S)  # the first batch reads all
