@@ -326,7 +326,7 @@ def elsewhere_entries(settings: EngineSettings) -> list[LedgerEntry]:
         basis = "16 x 1 MiB of rows and 2 MiB of pages and ids for each peer, owners of blocks"
         found.append(LedgerEntry("peers", settings.peer_bytes, basis))
     if settings.object_bytes:
-        basis = "ranges on their way, an 8th of --mem or 64 MiB for each store; 2 B a page"
+        basis = "ranges on their way, an 8th of --mem or 64 MiB for each store; 2.25 B a page"
         found.append(LedgerEntry("objects", settings.object_bytes, basis))
     return found
 

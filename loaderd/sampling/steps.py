@@ -77,7 +77,7 @@ class Steps:
             return step < self._next and step not in self._running
 
 
-class Crew(Protocol):
+class Helpers(Protocol):
     """Who may help a thread with its steps."""
 
     @property
@@ -91,7 +91,7 @@ class Crew(Protocol):
         """
 
 
-class Alone:
+class NoHelpers:
     """Nobody helps."""
 
     idle = 0

@@ -33,7 +33,7 @@ from loaderd.memory.residency import Account, GraphPool, Residency
 from loaderd.memory.workspace import StoreTables, Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.roots import Roots
-from loaderd.sampling.steps import Alone, Crew
+from loaderd.sampling.steps import Helpers, NoHelpers
 from loaderd.sampling.structure import (
     IDENTITY,
     Drawn,
@@ -88,7 +88,7 @@ class Topology:
     ) -> None:
         manifest = store.manifest
         self.residency, self._data, self._slot_bytes = residency, data, slot_bytes
-        self.crew: Crew = Alone()  # who may share the work of a frontier
+        self.helpers: Helpers = NoHelpers()  # who may share the work of a frontier
         self._inner = NO_ITEMS  # ranges of nodes that have columns; none: all have
         self.id_dtype = np.dtype(manifest.id_dtype)
         firsts = first_items(manifest)
@@ -298,7 +298,7 @@ class Topology:
         self, column: Column, index: RelationIndex, work: Workspace, then: Drawn
     ) -> None:
         """Of a relation in memory, in pieces: workers that are idle draw some of them."""
-        num, idle = column.nodes.size, self.crew.idle
+        num, idle = column.nodes.size, self.helpers.idle
         size = max(_PIECE, -(-num // _PIECES)) if idle else num
         pieces = [(low, min(low + size, num)) for low in range(0, num, size)]
 
@@ -318,9 +318,9 @@ class Topology:
 
         strided = self._has_stride(column, work)
         if not strided:
-            self.crew.share(len(pieces), count, nothing)
+            self.helpers.share(len(pieces), count, nothing)
         self._place(column, work)
-        self.crew.share(len(pieces), draw, lambda i: then(*pieces[i]))
+        self.helpers.share(len(pieces), draw, lambda i: then(*pieces[i]))
 
     def _draw_groups(
         self,

@@ -130,7 +130,7 @@ class Engine(Closing):
         self.graph = Residency(graph, self.reader, 0, changed)
         self.rows = Residency(rows, self.reader, first_rows, changed)
         topology = Topology(store, self.graph, arena.data, budget.slot_bytes)
-        topology.crew = shared.workers
+        topology.helpers = shared.workers
         topology.relations = [index.kept(tables) for index in topology.relations]
         row_files = ServedFiles(
             served, self.reader, first_rows, arena.data, budget.slot_bytes, manifest.block_bytes,

@@ -94,10 +94,10 @@ class HyperbatchSession(SampledSession):
     def _make_sampler(self, memory: SamplingMemory | None) -> StructureSampler:
         """`memory`: if batches are sampled together."""
         resources, spec = self._resources, self._spec
-        crew = SessionWorkers(self._memory.workspaces, resources.workers.later, super().wake)
+        workers = SessionWorkers(self._memory.workspaces, resources.workers.later, super().wake)
         if memory is None:  # the graph is in memory: nothing is gained by blocks
-            return BatchSampler(self._sample_alone, crew)
-        return block_sampler(resources, spec, crew, memory)
+            return BatchSampler(self._sample_alone, workers)
+        return block_sampler(resources, spec, workers, memory)
 
     def _sample_alone(self, unit: Unit, work: Workspace) -> Structure:
         begun = concurrency.perf_counter_ns()

@@ -66,14 +66,14 @@ def sampling_turn(resources: StoreResources) -> concurrency.Lock:
 
 
 def block_sampler(
-    resources: StoreResources, spec: BatchSpec, crew: SessionWorkers, memory: SamplingMemory
+    resources: StoreResources, spec: BatchSpec, workers: SessionWorkers, memory: SamplingMemory
 ) -> BlockSampler:
     """Samples batches together: the graph is not in memory."""
     rules = BatchRules(
         spec.plan, lambda units, held: resources.builder.roots(spec, units, held), spec.record
     )
     turn = resources.shared(sampling_turn)
-    return BlockSampler(rules, resources.topology, crew, memory, turn, resources.trace)
+    return BlockSampler(rules, resources.topology, workers, memory, turn, resources.trace)
 
 
 def row_cost(resources: StoreResources, buffers: Sequence[NDArray[np.uint8]]) -> DeviceCost:
@@ -126,8 +126,8 @@ class LookAhead:
                 try:
                     memory = [room.run(n, LOOK_WAIT_S) for n in parts[: 1 + self._together]]
                     areas = [StructureArea(piece) for piece in memory]
-                    with self._crew(room) as crew:
-                        sampler = self._sampler(areas[1:], crew)
+                    with self._workers(room) as workers:
+                        sampler = self._sampler(areas[1:], workers)
                         found = sampler.sample(units, 0, areas[0], lambda: False)
                     if not found:
                         return None
@@ -165,7 +165,7 @@ class LookAhead:
         return Seen(structures, -(-used // len(found)), tuple(curve))
 
     @contextlib.contextmanager
-    def _crew(self, room: Allocation) -> Iterator[SessionWorkers]:
+    def _workers(self, room: Allocation) -> Iterator[SessionWorkers]:
         """As many threads as there are workers, if a workspace for each has room, too.
 
         Workers may have other sessions' batches to build all the time, and an attach that waits
@@ -182,11 +182,11 @@ class LookAhead:
         finally:
             draft.workspaces.give(first)
 
-    def _sampler(self, scratch: list[StructureArea], crew: SessionWorkers) -> StructureSampler:
+    def _sampler(self, scratch: list[StructureArea], workers: SessionWorkers) -> StructureSampler:
         resources, spec = self._resources, self._draft.spec
         if self._together:
-            return block_sampler(resources, spec, crew, SamplingMemory(scratch[0]))
-        return BatchSampler(lambda u, w: resources.builder.structure(spec, u, w), crew)
+            return block_sampler(resources, spec, workers, SamplingMemory(scratch[0]))
+        return BatchSampler(lambda u, w: resources.builder.structure(spec, u, w), workers)
 
     def _add_small_workspaces(self, seen: Sequence[Structure]) -> None:
         """Beside the large one there is, as many more as there are workers.  Raises Refused."""

@@ -63,7 +63,7 @@ class OfflineSampler(Closing):
 
     def _open(self, draft: SessionDraft, allocation: Allocation) -> None:
         resources, spec = self._engine.resources, draft.spec
-        crew = SessionWorkers(draft.workspaces, resources.workers.later, lambda: None)
+        workers = SessionWorkers(draft.workspaces, resources.workers.later, lambda: None)
         cut = LookAhead(resources, draft).cut(0)
         self._sampler: StructureSampler
         if cut is None:  # the graph is in memory, or has room for one batch at a time only
@@ -72,13 +72,13 @@ class OfflineSampler(Closing):
             self._area = StructureArea(allocation.run(max(draft.need.structure, room)))
             self._most = _MOST
             self._sampler = BatchSampler(
-                lambda unit, work: resources.builder.structure(spec, unit, work), crew
+                lambda unit, work: resources.builder.structure(spec, unit, work), workers
             )
         else:
             self._area = StructureArea(allocation.run(cut.area, LOOK_WAIT_S))
             self._most = cut.size
             memory = take_sampling(allocation, cut.sampling, resources.budget.slot_bytes)
-            self._sampler = block_sampler(resources, spec, crew, memory)
+            self._sampler = block_sampler(resources, spec, workers, memory)
 
     def close(self) -> None:
         self._allocation.free()

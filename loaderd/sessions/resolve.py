@@ -37,6 +37,11 @@ FRONTIERS = ("new", "layer")  # a hop expands newly found nodes, or all found so
 MAX_HOPS = 16
 _FAMILIES = {MacrobatchPlan.name: "macro", PartitionPlan.name: "partitions"}  # of macro-batches
 MAX_FANOUT = 1 << 16
+# Pure parts of plans that sample, by what a client asks for.  Of `auto` those of what is in memory.
+PLANS: dict[str, type[MinibatchPlan]] = {
+    "auto": MinibatchPlan,
+    **{p.name: p for p in (MinibatchPlan, HyperbatchPlan, MacrobatchPlan, PartitionPlan)},
+}
 WHOLE_COLUMNS = ((-1,),)  # fanouts of samplers that begin at no seeds
 
 
@@ -405,11 +410,10 @@ def asked_part(request: Attach) -> Part:
 
 
 def make_plan(manifest: Manifest, resolved: Resolved, part: Part, name: str) -> MinibatchPlan:
-    """The plan of this name that serves these parameters; `auto`: the one for what is in memory."""
+    """The plan of this name that serves these parameters."""
     bounds = GraphBounds(manifest.num_nodes, tuple(r.num_edges for r in manifest.relations))
     if resolved.subgraph is not None:
         asked = resolved.subgraph
         options = dict(zip(asked.options, asked.values, strict=True))
         return SubgraphPlan(resolved, part, bounds, SAMPLERS[asked.sampler].of(options))
-    plans = {p.name: p for p in (MinibatchPlan, HyperbatchPlan, MacrobatchPlan, PartitionPlan)}
-    return plans.get(name, MinibatchPlan)(resolved, part, bounds)
+    return PLANS[name](resolved, part, bounds)

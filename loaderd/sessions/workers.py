@@ -97,7 +97,7 @@ class WorkerPool:
         self._put(_LATER, step)
 
     def share(self, count: int, do: Callable[[int], object], then: Callable[[int], object]) -> None:
-        """As `Crew` says.  The caller waits for what is being done only, so it may be a worker."""
+        """As `Helpers` says.  The caller waits only for what is being done: it may be a worker."""
         steps = Steps(count)
         for _ in range(min(self.idle, count - 1)):
             self.later(partial(self._help, steps, do))

@@ -198,8 +198,8 @@ class SessionWorkers:
 class BatchSampler:
     """Where the graph is in memory: nothing is gained by sampling block by block."""
 
-    def __init__(self, build: Build, crew: SessionWorkers) -> None:
-        self._build, self._crew = build, crew
+    def __init__(self, build: Build, workers: SessionWorkers) -> None:
+        self._build, self._workers = build, workers
 
     def sample(
         self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
@@ -209,19 +209,19 @@ class BatchSampler:
 
         def step(i: int, work: Workspace) -> bool:
             try:
-                with self._crew.large_enough(work, lambda w: self._build(units[i], w)) as built:
+                with self._workers.large_enough(work, lambda w: self._build(units[i], w)) as built:
                     results[i] = compact(first + i, units[i], built[0], built[1], area)
             except AreaFull:
                 return False
             return results[i] is not None and not cancelled()
 
-        self._crew.run(len(units), step)
+        self._workers.run(len(units), step)
         # it came last, and those after it had taken all the room; or large workspaces were in use
         if results and results[0] is None and not cancelled():
             area.rewind()
             results = [None]
-            with self._crew.in_large():
-                self._crew.run(1, step)
+            with self._workers.in_large():
+                self._workers.run(1, step)
         found: list[Sampled] = []
         for sampled in results:
             if sampled is None:

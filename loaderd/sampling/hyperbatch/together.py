@@ -80,7 +80,7 @@ class BlockSampler:
         self,
         rules: BatchRules,
         topology: Topology,
-        crew: SessionWorkers,
+        workers: SessionWorkers,
         memory: SamplingMemory,
         turn: concurrency.Lock,
         trace: Trace | None = None,
@@ -88,7 +88,7 @@ class BlockSampler:
         """`turn`: of the session that samples by blocks, of those at one store."""
         self._plan, self._roots, self._record = rules
         self._topology, self._residency = topology, topology.residency
-        self._crew, self._scratch, self._ids = crew, memory.scratch, topology.id_dtype
+        self._workers, self._scratch, self._ids = workers, memory.scratch, topology.id_dtype
         self._free = list(memory.begun)  # areas for hyperbatches that are begun early
         self._begun: list[BegunBatches] = []  # these, each a hop behind the one before it
         self._most = 0  # batches of a hyperbatch
@@ -119,7 +119,7 @@ class BlockSampler:
             # Large workspaces may be in use until the client takes batches, and it may wait for
             # another session: one is waited for before the turn comes, which others wait for.
             large: contextlib.AbstractContextManager[None] = (
-                self._crew.in_large() if number else contextlib.nullcontext()
+                self._workers.in_large() if number else contextlib.nullcontext()
             )
             try:
                 with large:
@@ -294,7 +294,7 @@ class BlockSampler:
                 return False
             return True
 
-        self._crew.run(len(batches), run)
+        self._workers.run(len(batches), run)
         if full:
             del batches[min(full) :]
 
@@ -385,7 +385,7 @@ class BlockSampler:
         """Local ids of what a hop found, and the nodes that are new."""
         self._exclude(batch)
         area = batch.area
-        with self._crew.large_enough(work, lambda w: self._number(batch, w)) as (ends, w):
+        with self._workers.large_enough(work, lambda w: self._number(batch, w)) as (ends, w):
             before = batch.num_nodes
             batch.pieces.append(area.copy(w.n_id[before : ends[0]]))
             if batch.trees:

@@ -84,11 +84,11 @@ def test_frontiers_that_workers_share_give_the_references_batches(made, case, th
     workers = WorkerPool(threads)
     with closing(workers), parts_of(made, case, 60, 60) as parts:
         parts.topology.load()
-        parts.topology.crew = crew = Helped(workers)
+        parts.topology.helpers = helpers = Helped(workers)
         work = parts.workspace()
         for step in range(TRAIN // BATCH):
             check(parts, parts.plan.unit(0, step), work)
-    assert crew.pieces > 2 * crew.shared > 0
+    assert helpers.pieces > 2 * helpers.shared > 0
 
 
 def test_a_batch_that_has_no_room_leaves_the_workspace_as_it_was(made):

@@ -36,7 +36,7 @@ def make_work(nodes: int, small: bool = False, trees: bool = False) -> Workspace
 
 
 @pytest.fixture
-def crew():
+def workers():
     """Three large workspaces and one small one, and two threads."""
     workspaces = Workspaces()
     for small in (False, False, False, True):
@@ -48,8 +48,8 @@ def crew():
         )
 
 
-def test_steps_are_done_once_and_in_order(crew):
-    workspaces, team = crew
+def test_steps_are_done_once_and_in_order(workers):
+    workspaces, team = workers
     done: queue.SimpleQueue[int] = queue.SimpleQueue()
     team.run(20, lambda i, _work: done.put(i) is None)
     assert sorted(done.get() for _ in range(20)) == list(range(20))
@@ -68,8 +68,8 @@ def test_where_nothing_is_handed_out_every_workspace_is_worked_in():
     assert workspaces.all_home
 
 
-def test_the_first_error_is_raised_and_workspaces_are_back(crew):
-    workspaces, team = crew
+def test_the_first_error_is_raised_and_workspaces_are_back(workers):
+    workspaces, team = workers
     begun: list[int] = []
 
     def step(i: int, _work: Workspace) -> bool:
@@ -86,8 +86,8 @@ def test_the_first_error_is_raised_and_workspaces_are_back(crew):
         assert len(begun) < 1000
 
 
-def test_no_step_begins_after_one_that_was_the_last(crew):
-    workspaces, team = crew
+def test_no_step_begins_after_one_that_was_the_last(workers):
+    workspaces, team = workers
     begun: list[int] = []
 
     def step(i: int, _work: Workspace) -> bool:
@@ -100,8 +100,8 @@ def test_no_step_begins_after_one_that_was_the_last(crew):
     assert workspaces.all_home
 
 
-def test_what_is_too_large_for_a_small_workspace_gets_a_large_one(crew):
-    workspaces, team = crew
+def test_what_is_too_large_for_a_small_workspace_gets_a_large_one(workers):
+    workspaces, team = workers
 
     def build(work: Workspace) -> str:
         if work.small:
@@ -150,8 +150,8 @@ def test_the_only_worker_waits_for_no_workspace_that_is_handed_out():
 
     area = StructureArea(np.zeros(1 << 12, np.uint8))
     with ThreadPoolExecutor(1) as worker, ThreadPoolExecutor(1) as session:
-        crew = SessionWorkers(workspaces, lambda step: worker.submit(step), lambda: None)
-        sampler: Any = BatchSampler(build, crew)
+        workers = SessionWorkers(workspaces, lambda step: worker.submit(step), lambda: None)
+        sampler: Any = BatchSampler(build, workers)
         coming = session.submit(sampler.sample, [Unit(0, 3, 0, 2)], 7, area, lambda: False)
         try:
             found = coming.result(timeout=10)
@@ -162,9 +162,9 @@ def test_the_only_worker_waits_for_no_workspace_that_is_handed_out():
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_batches_up_to_the_first_without_room_are_sampled(crew, late):
+def test_batches_up_to_the_first_without_room_are_sampled(workers, late):
     """If the first one comes last, those after it have taken all the room."""
-    workspaces, team = crew
+    workspaces, team = workers
     others = threading.Event()
 
     def build(unit: Unit, work: Workspace) -> Structure:

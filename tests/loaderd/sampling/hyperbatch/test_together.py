@@ -51,11 +51,11 @@ def sampler_of(parts: Parts, memory: SamplingMemory) -> Iterator[BlockSampler]:
     for _ in range(3):
         workspaces.add(parts.workspace())
     with ThreadPoolExecutor(2) as threads:
-        crew = SessionWorkers(workspaces, lambda step: threads.submit(step), lambda: None)
+        workers = SessionWorkers(workspaces, lambda step: threads.submit(step), lambda: None)
         begin: Any = lambda units, _held: [parts.roots(unit) for unit in units]  # noqa: E731
         record = edge_record(parts.made.store.manifest, parts.plan.resolved)
         rules = BatchRules(parts.plan, begin, record)
-        yield BlockSampler(rules, parts.topology, crew, memory, threading.Lock())
+        yield BlockSampler(rules, parts.topology, workers, memory, threading.Lock())
         assert workspaces.all_home
 
 
