@@ -11,25 +11,34 @@ from blockstore.errors import NotServed
 from blockstore.kernels.crc import page_crcs
 from blockstore.kernels.jit import cache_folder
 from blockstore.kernels.rows import expand_counts, gather_rows, scatter_rows
+from blockstore.owners import write_owners
 from blockstore.store import open_store
 from blockstore.units import parse_bytes
 from loaderd.api.protocol import Attach, Labor, SeedEdges, Temporal
 from loaderd.cli.advise.trial import try_plan
 from loaderd.sessions.engine import default_settings
+from preprocess.hops.hops import make_hops
 from preprocess.ingest.ingest import ingest
-from preprocess.ingest.options import IngestOptions
+from preprocess.ingest.options import HopsRequest, IngestOptions
 from preprocess.partition.partition import PartitionOptions
 from preprocess.pipeline.progress import Progress
 from preprocess.sources.layouts import open_source
 
 _NODES, _EDGES = 40_000, 1_000_000
 _ROOMY, _TIGHT = "256M", "24M"  # all in memory; and less than the graph and its rows take
+_OWNERS = "servers"
 _LAST = Temporal(times="edges", strategy="last")
 _TYPED = {"node_types": {"a": 2_000, "b": 2_000}, "relations": ["a|to|b", "b|to|a", "a|to|a"]}
 
 
 _USES: tuple[tuple[str, dict[str, Any]], ...] = (  # memory of a daemon, and what is asked of it
     (_ROOMY, {"plan": "minibatch"}),
+    (_TIGHT, {"plan": "minibatch"}),
+    (_ROOMY, {"num_neighbors": (-1, 3)}),
+    (_ROOMY, {"owners": _OWNERS}),
+    (_TIGHT, {"plan": "partitions", "frontier": "layer"}),
+    (_ROOMY, {"plan": "chunks", "num_neighbors": ()}),
+    (_TIGHT, {"plan": "rows", "num_neighbors": ()}),
     (_TIGHT, {"plan": "hyperbatch"}),
     (_TIGHT, {"plan": "macrobatch"}),
     (_ROOMY, {"labor": Labor()}),
@@ -71,7 +80,7 @@ def warm(progress: Progress) -> str:
 
 
 def _ingest(place: Path, progress: Progress) -> None:
-    """A store of one type with all that edges may have, and one of two."""
+    """A store of one type with all that edges may have, hops and owners, and one of two types."""
     random = np.random.default_rng(0)
     plain, typed = place / "plain", place / "typed"
     for folder in (plain, typed):
@@ -98,6 +107,9 @@ def _ingest(place: Path, progress: Progress) -> None:
         options = IngestOptions(block_bytes=1 << 16, edge_ids=True, partition=partition)
         opened = open_source(folder)
         ingest(opened.source, folder.with_suffix(".store"), options, progress, files=opened.files)
+    store = plain.with_suffix(".store")
+    make_hops(store, HopsRequest(), progress)
+    write_owners(open_store(store), _OWNERS, np.arange(_NODES) * 2 // _NODES, 2, {})
 
 
 def _gather() -> None:

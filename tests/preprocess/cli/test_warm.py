@@ -13,6 +13,48 @@ sys.modules["torch"] = None
 import blockstore, loaderd.cli.commands, preprocess.__main__
 print(sorted(n for n in sys.modules if n.split(".")[0] == "torch"))
 """
+OTHERS = """
+import io, tempfile
+from pathlib import Path
+from blockstore.store import open_store
+from blockstore.units import parse_bytes
+from loaderd.api.protocol import Attach, Labor, SeedEdges
+from loaderd.cli.advise.trial import try_plan
+from loaderd.sessions.engine import default_settings
+from preprocess.cli import warm
+from preprocess.pipeline.progress import Progress
+
+ASKED = [
+    ("16M", {"plan": "minibatch"}),
+    ("64M", {"plan": "hyperbatch"}),
+    ("24M", {"plan": "hyperbatch", "frontier": "layer"}),
+    ("256M", {"frontier": "layer", "shuffle": False, "rank": 1, "world_size": 2}),
+    ("24M", {"plan": "macrobatch", "hubs": True, "halos": True}),
+    ("256M", {"plan": "partitions", "frontier": "layer"}),
+    ("24M", {"plan": "hyperbatch", "return_e_id": True, "edge_features": True}),
+    ("24M", {"plan": "hyperbatch", "edges": SeedEdges(negatives="triplet", amount=1),
+             "split": "all"}),
+    ("24M", {"seed_type": "b"}),
+    ("24M", {"replace": True}),
+    ("24M", {"plan": "hyperbatch", "num_neighbors": (-1, 3)}),
+    ("256M", {"weighted": True, "replace": True}),
+    ("24M", {"labor": Labor(batch_dependency=3)}),
+    ("24M", {"owners": "servers", "plan": "hyperbatch"}),
+    ("24M", {"plan": "chunks", "num_neighbors": ()}),
+    ("256M", {"plan": "rows", "num_neighbors": ()}),
+    ("256M", {"plan": "cluster"}),
+    ("256M", {"plan": "saint-node"}),
+    ("256M", {"plan": "saint-edge"}),
+]
+with tempfile.TemporaryDirectory() as name:
+    place = Path(name)
+    warm._ingest(place, Progress(io.StringIO()))
+    for mem, request in ASKED:
+        store = place / ("typed.store" if "seed_type" in request else "plain.store")
+        asked = {"num_neighbors": (5, 5), "batch_size": 200} | request
+        settings = default_settings(parse_bytes(mem))
+        try_plan(open_store(store), settings, Attach(token=0, request=0, **asked), 0)
+"""
 NOWHERE = """
 import preprocess.__main__, preprocess.cli.warm
 preprocess.cli.warm.cache_folder = lambda kernel: None
@@ -46,4 +88,7 @@ def test_after_warm_nothing_is_compiled_again():
     before = sorted(folder.glob("*.nbc"))
     assert before
     assert run("-m", "preprocess", "warm").returncode == 0
+    assert sorted(folder.glob("*.nbc")) == before
+    done = run("-c", OTHERS)
+    assert done.returncode == 0, done.stderr
     assert sorted(folder.glob("*.nbc")) == before
