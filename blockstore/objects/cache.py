@@ -36,8 +36,7 @@ from blockstore.units import format_bytes
 IN_FLIGHT = 64  # requests for ranges, of one store
 _MOST_RANGE, _LEAST_RANGE = 1 << 20, 64 << 10  # bytes of one request, at most
 _MOST_BYTES, _MEM_PART = IN_FLIGHT * _MOST_RANGE, 8  # on their way; a part of --mem, if less
-# Pages between two that are wanted, which are fetched with them: few, if others leave for them.
-_MOST_GAP, _MOST_ROOMY_GAP = 1, 16
+_MOST_GAP = 16  # pages between two that are wanted, which are fetched with them
 _LONGEST_RUN = 1024  # pages that readers ask for at once, but for blocks that are longer
 _GROUP = 16  # pages whose uses are counted together, and that leave together
 _WINDOW = 1 << 20  # groups among which those are looked for that leave: time and memory
@@ -125,11 +124,6 @@ class PageCache(Closing):
     def largest(self) -> int:
         """Pages that a thread may hold at once, of any store."""
         return max(member.largest for member in self._members)
-
-    @property
-    def holds_all(self) -> bool:
-        """Whether nothing ever leaves."""
-        return self.limit >= sum(member.num_pages for member in self._members)
 
     def most_held(self, early: bool) -> int:
         """Pages that all threads may hold together, if another one holds some.
@@ -292,14 +286,12 @@ class CachedPages(Closing):
     def _with_gaps(self, asked: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
         """These pages, and those of short gaps between missing ones that are missing, too.
 
-        To fetch them takes less time than another request, as measured on this bucket; but where
-        pages leave for them, they are fetched again.
+        To fetch them takes less time than another request, as measured on this bucket.
         """
         missing = asked[self._state[asked] == 0]
         gaps = np.diff(missing) - 1
         seconds, per_byte = self._bucket.cost()
-        most = _MOST_ROOMY_GAP if self._cache.holds_all else _MOST_GAP
-        most = min(most, int(seconds / (per_byte * PAGE_BYTES))) if per_byte else most
+        most = min(_MOST_GAP, int(seconds / (per_byte * PAGE_BYTES))) if per_byte else _MOST_GAP
         short = np.flatnonzero((gaps > 0) & (gaps <= most))
         first, counts = missing[short] + 1, gaps[short]
         before = np.cumsum(counts) - counts
