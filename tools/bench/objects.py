@@ -21,6 +21,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -62,7 +63,7 @@ def answer_files(folder: Path, port: int, latency: float, rate: float) -> None:
                 return
             asked, span = _HEAD.match(head), _RANGE.search(head)
             assert asked is not None
-            path = folder / asked[2].decode().lstrip("/")
+            path = folder / unquote(asked[2].decode()).lstrip("/")
             size = path.stat().st_size
             first, stop = (int(span[1]), int(span[2]) + 1) if span else (0, size)
             slow = (stop - first) * IN_FLIGHT / (rate * 1e6) if span and rate else 0

@@ -190,6 +190,11 @@ class DaemonProcess:
             time.sleep(0.05)
         raise SystemExit(f"{self.endpoint}: found {found} after {SETTLE_S:g} s, expected {what}")
 
+    def has_compiled(self, _reply: StatusReply) -> bool:
+        """Whether no child compiles for it, by pipes that it would have open."""
+        text = self.log.read_text(errors="replace")
+        return text.count("compiling kernels ") == text.count("kernels compiled ")
+
     def held(self, reply: StatusReply) -> HeldResources:
         """What it holds; connections to peers stay, so descriptors are not compared then."""
         found = HeldResources.of(reply)
@@ -373,7 +378,7 @@ def scene(
             for daemon in daemons:
                 stack.callback(daemon.kill)
             for daemon in daemons:
-                daemon.before = daemon.held(daemon.status())
+                daemon.before = daemon.held(daemon.status(daemon.has_compiled, "compiled kernels"))
             names = ["daemon", *(f"daemon {i}" for i in range(1, len(daemons)))]
             made = Scene(folder, store, dict(zip(names, daemons, strict=True)))
             stack.callback(made.close)
