@@ -5,8 +5,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from msgspec import structs
 from numpy.typing import NDArray
 
+from blockstore.format import RowArray
 from blockstore.store import open_store
 from loaderd.api.protocol import Attach
 from loaderd.memory.ledger import EngineSettings
@@ -15,14 +17,19 @@ from tests.graphs import Csc
 from tests.stores import write_store
 from tools.model.__main__ import main
 from tools.model.check import Workload, compare, possible_plans, row
-from tools.model.graph import Described, Graph, grouped, read_graph
+from tools.model.graph import Described, Graph, grouped, macro_graph, read_graph
 from tools.model.occupancy import mix, occupy
 from tools.model.paper import GRAPHS, paper_tables
+from tools.model.pipeline import Stage, Work, hyper_stages, macro_stages, pipeline_s
 from tools.model.predict import Job, Network, predict
-from tools.model.rates import KernelRates, load_rates
+from tools.model.rates import KernelRates, load_rates, solve_rates
 from tools.model.traffic import chunk_reads
 
-RATES = KernelRates(30e-6, 4e-6, 2e-6, 50e-9, 0.15e-9)
+RATES = KernelRates(
+    run_s=30e-6, page_s=4e-6, run_cpu_s=3e-6, page_cpu_s=0.7e-6, batch_s=0.9e-3, column_s=90e-9,
+    edge_s=10e-9, node_s=50e-9, note_s=20e-9, bring_s=90e-9, client_batch_s=0.2e-3,
+    client_edge_s=1e-9, client_node_s=5e-9, byte_s=0.2e-9, filter_s=1.2e-9,
+)  # fmt: skip
 
 
 def random_graph(nodes: int, seed: int) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
@@ -206,6 +213,57 @@ def test_more_machines_share_an_epoch_and_ask_for_rows() -> None:
     assert cold.bucket.bytes <= one.bytes
 
 
+def test_periods_are_those_of_a_loop_over_groups() -> None:
+    draw, groups, cores = np.random.default_rng(4), 7, 2
+    stages = [Stage(*draw.random((3, groups))) for _ in range(3)]
+    expected = 0.0
+    for period in range(groups + 2):
+        active = [(s, period - i) for i, s in enumerate(stages) if 0 <= period - i < groups]
+        alone = max(float(s.alone[g]) for s, g in active)
+        cpu = sum(float(s.cpu[g]) for s, g in active) / cores
+        expected += max(alone, cpu, sum(float(s.disk[g]) for s, g in active))
+    assert pipeline_s(stages, cores) == pytest.approx(expected)
+
+
+def test_an_epoch_takes_its_slowest_stage_and_what_fills_it() -> None:
+    """Four equal hyperbatches on many cores: the client is slowest, and waits for the first one."""
+    work = Work(sample=4.0, note=1.0, bring=1.0, client=8.0, disk=2.0)
+    stages = hyper_stages(work, [10] * 4, hops=3, workers=2)
+    filled = 4 / 4 / 2 + (1 + 2) / 4  # sampled by two workers, then brought in
+    assert pipeline_s(stages, 64) == pytest.approx(8 + filled)
+    assert pipeline_s(stages, 1) > 8 + filled  # 14 s of processor time on one core
+    # what is read of macro-batches is read while another is served, over the end of an epoch too
+    assert pipeline_s(macro_stages(work, 4, 2), 64) == pytest.approx(8)
+
+
+def test_passes_over_a_graph_that_is_not_in_memory_take_the_disk_from_rows() -> None:
+    work = Work(disk=10.0, graph_disk=6.0)
+    assert pipeline_s(hyper_stages(work, [5, 5], hops=2, workers=2), 2) == pytest.approx(10)
+
+
+def test_rates_that_are_solved_for_are_none_below_zero() -> None:
+    counts = [(10.0, 3.0, 1.0), (5.0, 9.0, 2.0), (1.0, 1.0, 8.0)]
+    seconds = [float(np.dot(c, (2.0, 0.5, 1.0))) for c in counts]
+    assert solve_rates(counts, seconds) == pytest.approx([2.0, 0.5, 1.0])
+    noisy = solve_rates([(10.0, 9.0), (10.0, 3.0)], [9.0, 10.0])
+    assert noisy[1] == 0 < noisy[0]
+
+
+def test_inside_partitions_edges_leave_as_many_as_enter() -> None:
+    described = Described("parts", 200_000, 15.0, 1.5, 40_000, 16, "float32")
+    (node,) = described.manifest.types
+    hubs = RowArray("hubs", "uint32", 2000)
+    node = structs.replace(node, num_partitions=32, hubs=hubs)
+    manifest = structs.replace(described.manifest, types=(node,))
+    whole = described.graph._replace(inside=0.3)
+    part = macro_graph(whole, manifest, 4)
+    assert part.sizes @ part.into == pytest.approx(part.sizes @ part.out)
+    assert part.num_seeds == pytest.approx(whole.num_seeds / 8)
+    assert part.sizes.sum() == pytest.approx(2000 + (200_000 - 2000) / 8)
+    everything = macro_graph(whole, manifest, 32)
+    assert everything.num_edges == pytest.approx(whole.num_edges)
+
+
 def test_a_described_graph_has_its_moments() -> None:
     for described in GRAPHS:
         graph = described.graph
@@ -233,3 +291,9 @@ def test_rates_are_written_and_read(tmp_path: Path) -> None:
 def test_rates_that_are_missing_are_one_line_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"none.json: found no such file, .*calibrate FOLDER"):
         main(["paper", "--rates", str(tmp_path / "none.json")])
+
+
+@pytest.mark.parametrize("words", [["predict", "store", "--mem", "1X"], ["check", "store:1G,1X"]])
+def test_a_size_that_is_none_is_named_before_rates_that_are_missing(words: list[str]) -> None:
+    with pytest.raises(SystemExit, match="1X"):
+        main([*words, "--rates", "none.json"])

@@ -2,7 +2,7 @@
 
 python -m tools.model calibrate FOLDER --out FILE            rates of its disk, and of kernels
 python -m tools.model predict STORE --mem 1G 2G --machines 1     plans that the store can be read by
-python -m tools.model check STORE:1G,2G --plans PLAN --fanouts 10 10 --bytes-only    and counted
+python -m tools.model check STORE:1G,2G --plans PLAN --fanouts 10 10      and counted
 python -m tools.model paper --rates FILE                     graphs that we have no disk for
 
 `python -m tools.model COMMAND --help` has all options.
@@ -26,7 +26,7 @@ from tools.command import append, parse, stamped, table
 from tools.model.check import HEAD, Workload, compare, possible_plans, row
 from tools.model.graph import read_graph
 from tools.model.paper import paper_tables
-from tools.model.predict import Job, predict
+from tools.model.predict import CHUNKS, MACRO, Job, predict
 from tools.model.rates import KernelRates, calibrate, load_rates
 
 _CORES = len(os.sched_getaffinity(0))
@@ -56,18 +56,17 @@ class PredictOptions:
 
 
 def _predict(given: PredictOptions) -> None:
+    sizes = {mem: parse_bytes(mem) for mem in given.mem}
     store, rates = open_store(given.store), load_rates(given.rates)
     graph, job = read_graph(store, "train"), Job(given.machines, given.cores)
     rows = [["--mem", "plan", "GB first", "GB an epoch", "s first", "s an epoch", "limit"]]
-    for mem in given.mem:
+    for mem, num_bytes in sizes.items():
         for plan in possible_plans(given.store):
             asked = Workload(given.store, mem, plan, given.fanouts, given.batch_size, 0).request
-            found = predict(
-                store.manifest, graph, default_settings(parse_bytes(mem)), asked, rates, job
-            )
-            sizes = [f"{part.bytes / 1e9:.2f}" for part in (found.first, found.epoch)]
+            found = predict(store.manifest, graph, default_settings(num_bytes), asked, rates, job)
+            read = [f"{part.bytes / 1e9:.2f}" for part in (found.first, found.epoch)]
             times = [f"{part:.1f}" for part in (found.first_s, found.epoch_s)]
-            rows.append([mem, plan, *sizes, *times, found.limit])
+            rows.append([mem, plan, *read, *times, found.limit])
     print(table(rows))
 
 
@@ -78,36 +77,33 @@ class CheckOptions:
     rates: Path = Path("rates.json")
     fanouts: tuple[int, ...] = (10, 10, 10)
     batch_size: int = 1000
-    steps: Annotated[int, "of minibatches that do not stay in memory"] = 8
-    bytes_only: Annotated[bool, "no second epoch; seconds say nothing"] = False
+    steps: Annotated[int, "of minibatches that do not stay in memory"] = 4
     out: Path | None = None
 
 
 def _check(given: CheckOptions) -> None:
-    rates, rows = load_rates(given.rates), [list(HEAD)]
-    for named in given.stores:
-        path, _, budgets = named.rpartition(":")
-        graph = read_graph(open_store(Path(path)), "train")
-        for mem in budgets.split(","):
-            for plan in given.plans or tuple(possible_plans(Path(path))):
-                workload = Workload(
-                    Path(path),
-                    mem,
-                    plan,
-                    given.fanouts,
-                    given.batch_size,
-                    given.steps,
-                    not given.bytes_only,
-                )
-                try:
-                    found = compare(workload, graph, rates, _CORES)
-                except (Refused, StoreError) as error:
-                    print(f"{path} {mem} {plan}: {error}", file=sys.stderr)
-                    continue
-                rows.append(row(found))
-                print(" | ".join(rows[-1]), flush=True)
-                line = found._asdict() | {"workload": workload._asdict()}
-                append([stamped("model", **line)], given.out)
+    split = [named.rpartition(":") for named in given.stores]
+    asked = [(Path(path), mem) for path, _, mems in split for mem in mems.split(",")]
+    for _, mem in asked:  # what is wrong is said before anything is read
+        parse_bytes(mem)
+    rates, rows, once = load_rates(given.rates), [list(HEAD)], set[tuple[Path, str]]()
+    graphs = {path: read_graph(open_store(path), "train") for path, _ in asked}
+    for path, mem in asked:
+        for plan in given.plans or tuple(possible_plans(path)):
+            if (path, plan) in once:  # reads the same whatever the memory
+                continue
+            if plan in (MACRO, CHUNKS):
+                once.add((path, plan))
+            workload = Workload(path, mem, plan, given.fanouts, given.batch_size, given.steps)
+            try:
+                found = compare(workload, graphs[path], rates, _CORES)
+            except (Refused, StoreError) as error:
+                print(f"{path} {mem} {plan}: {error}", file=sys.stderr)
+                continue
+            rows.append(row(found))
+            print(" | ".join(rows[-1]), flush=True)
+            line = found._asdict() | {"workload": workload._asdict()}
+            append([stamped("model", **line)], given.out)
     print(table(rows))
 
 

@@ -32,8 +32,7 @@ class Workload(NamedTuple):
     plan: str
     fanouts: tuple[int, ...]
     batch_size: int
-    steps: int  # of minibatches that do not stay in memory: an epoch would read for hours
-    timed: bool = True  # a second epoch is taken
+    steps: int  # of minibatches that do not stay in memory
 
     @property
     def request(self) -> Attach:
@@ -52,7 +51,7 @@ class Compared(NamedTuple):
     predicted_s: float
     measured_s: float
     size: int  # minibatches that were expected to be built together
-    limit: str  # what was expected to take most of the time
+    limit: str  # what was expected to work longest
 
 
 class _Counted(NamedTuple):
@@ -67,61 +66,65 @@ def compare(workload: Workload, graph: Graph | None, rates: KernelRates, cores: 
 
     Raises BudgetTooSmall, Refused.
     """
-    manifest = open_store(workload.store).manifest
+    store = open_store(workload.store)
     settings = default_settings(parse_bytes(workload.mem))
-    graph = read_graph(open_store(workload.store), "train") if graph is None else graph
+    graph = read_graph(store, "train") if graph is None else graph
 
-    def predicted(rates: KernelRates) -> Prediction:
-        return predict(manifest, graph, settings, workload.request, rates, Job(cores=cores))
+    def predicted(rates: KernelRates, planned: DeviceCost | None = None) -> Prediction:
+        job = Job(cores=cores, planned=planned)
+        return predict(store.manifest, graph, settings, workload.request, rates, job)
 
     whole = predicted(rates)
     partly = workload.plan == "minibatch" and whole.epoch.bytes > 0
-    counted = _count(workload, partly)
-    # what a daemon plans its reads by: what it measured, if it did
-    cost = FLASH
+    counted = _count(workload, partly, whole.size)
     if "device_run_ns" in counted.counters:
         cost = DeviceCost(*(counted.counters[f"device_{n}_ns"] / 1e9 for n in ("run", "page")))
-    whole = predicted(structs.replace(rates, run_s=cost.run_s, page_s=cost.page_s))
-    num_bytes = whole.epoch.bytes if partly or workload.plan == MACRO else whole.bytes
+        rates = structs.replace(rates, run_s=cost.run_s, page_s=cost.page_s)
+        whole = predicted(rates, cost)
+    else:  # what a daemon plans its reads by that has not measured
+        whole = predicted(rates, FLASH)
+    of_epoch = workload.plan in (MACRO, "hyperbatch") or counted.share < 1
     return Compared(
-        workload, num_bytes * counted.share, counted.bytes, whole.epoch_s * counted.share,
-        counted.seconds, whole.size, whole.limit,
+        workload, (whole.epoch.bytes if of_epoch else whole.bytes) * counted.share, counted.bytes,
+        whole.epoch_s * counted.share, counted.seconds, whole.size, whole.limit,
     )  # fmt: skip
 
 
-def _count(workload: Workload, partly: bool) -> _Counted:
-    """Serve epochs from a fresh daemon: bytes of the first one, seconds of the second.
+def _count(workload: Workload, partly: bool, together: int) -> _Counted:
+    """Serve from a fresh daemon until compiled code is loaded and what stays is there; then time.
 
-    In the second one compiled code is loaded, and what stays is there.  Macro-batches of the next
-    epoch are read while one ends, so that their bytes are those of the second, too.
+    Of what may stay as a whole the bytes are those that come before, of all else those of the
+    timed epoch.  Of macro-batches the epoch before is read whole: the next one's begin with it.
 
-    partly   minibatches that do not stay: some steps after those that are on their way at first
+    partly     minibatches that do not stay: some steps, as an epoch would read for hours
+    together   minibatches of a hyperbatch: once a second one has come, what stays is there
     """
     drop_cache(workload.store)
     with (
         tempfile.TemporaryDirectory() as folder,
         serving(workload.store, Path(folder), workload.mem) as endpoint,
     ):
-        data, share, before = _open(endpoint, workload), 1.0, 0
-        batches, num_bytes = iter(data), 0
+        data = _open(endpoint, workload)
+        batches = iter(data)
         if partly:
             _take(itertools.islice(batches, data.attached().window))
-            before, begun = counters(endpoint)["bytes_read"], time.perf_counter()
-            share = _take(itertools.islice(batches, workload.steps)) / len(data)
-            seconds = time.perf_counter() - begun
-            num_bytes = counters(endpoint)["bytes_read"] - before
+        elif workload.plan == "hyperbatch":
+            _take(itertools.islice(batches, together + 1))
+            batches = iter(data)  # the next epoch
         else:
             _take(batches)
-            num_bytes = before = _settled(endpoint)
-            begun = time.perf_counter()
-            if workload.timed or workload.plan == MACRO:
-                _take(data)
-            seconds = time.perf_counter() - begun
-            if workload.plan == MACRO:
-                num_bytes = _settled(endpoint) - before
+            batches = iter(data)
+        before = counters(endpoint)["bytes_read"] if partly else _settled(endpoint)
+        begun = time.perf_counter()
+        taken = _take(itertools.islice(batches, workload.steps if partly else None))
+        seconds = time.perf_counter() - begun
+        read = counters(endpoint)["bytes_read"] if partly else _settled(endpoint)
         found = counters(endpoint)
+        if partly or workload.plan in (MACRO, "hyperbatch"):
+            read -= before
+        share = taken / len(data) if partly else 1.0
         data.close()
-    return _Counted(num_bytes, seconds, found, share)
+    return _Counted(read, seconds, found, share)
 
 
 def _open(endpoint: str, workload: Workload) -> Any:

@@ -10,7 +10,7 @@ from blockstore.format import FORMAT_VERSION, Manifest, NodeType, Relation, RowA
 from blockstore.store import Store, read_rows
 from loaderd.memory.ledger import served_rows
 from loaderd.sampling.hyperbatch.rowcache import region_rows, region_shift, rows_by_type
-from preprocess.files.store import graph_blocks
+from preprocess.files.store import stored_blocks
 
 _EXACT, _STEP = 16, 1.06  # degrees that are classes of their own; how far apart the others are
 _SCAN_BYTES = 4 << 20
@@ -27,6 +27,7 @@ class Graph(NamedTuple):
     nodes: Counts  # (regions, classes) nodes of each region of adjacent rows, as the row cache cuts
     #   them; the sum over regions is the distribution of degrees
     undirected: bool  # each edge has its reverse
+    inside: float = 0.0  # share of the edges that lie in one partition, those of hubs left out
 
     @property
     def sizes(self) -> Counts:
@@ -60,16 +61,56 @@ def read_graph(store: Store, split: str) -> Graph:
         raise ValueError(f"{store.path}: the model knows graphs of one node type and one relation")
     node_type, relation = manifest.types[0], manifest.relations[0]
     into, out = (np.zeros(node_type.num_nodes, np.int64) for _ in range(2))
-    for _, block in graph_blocks(store, relation, _SCAN_BYTES):
+    parts, inside, counted = _partitions(store, node_type), 0.0, 0.0
+    for targets, block in stored_blocks(store, relation, _SCAN_BYTES):
         header, here = block.header, block.degrees_here()
         into[header.first_node : header.first_node + here.size] += here
         into[header.first_node - 1] += header.num_carried
         if not manifest.undirected:
             out += np.bincount(block.sources, minlength=out.size)
+        if parts is not None:
+            ends = parts[targets], parts[block.sources]
+            apart = (ends[0] >= 0) & (ends[1] >= 0)
+            inside += float(np.count_nonzero(apart & (ends[0] == ends[1])))
+            counted += float(np.count_nonzero(apart))
     place = read_rows(store, node_type.store_id)[read_rows(store, node_type.splits[split])]
-    return grouped(
+    found = grouped(
         into, into if manifest.undirected else out, place.astype(np.int64), region_size(manifest),
         manifest.undirected,
+    )  # fmt: skip
+    return found._replace(inside=inside / max(1.0, counted))
+
+
+def _partitions(store: Store, node_type: NodeType) -> NDArray[np.int16] | None:
+    """That of each node, -1 of a hub; None: there are none."""
+    if not node_type.partition_offsets_path:
+        return None
+    ends = store.partition_offsets(node_type).astype(np.int64)
+    found: NDArray[np.int16] = np.repeat(
+        np.arange(len(ends) - 1, dtype=np.int16), ends[1:] - ends[:-1]
+    )
+    if node_type.hubs is not None:
+        found[read_rows(store, node_type.hubs)] = -1
+    return found
+
+
+def macro_graph(graph: Graph, manifest: Manifest, partitions: int) -> Graph:
+    """What is left of a graph inside so many partitions and hubs, taken for the largest degrees."""
+    node = manifest.types[0]
+    share, hubs = partitions / node.num_partitions, 0 if node.hubs is None else node.hubs.num_rows
+    order = np.argsort(-graph.out)
+    before = np.cumsum(graph.sizes[order]) - graph.sizes[order]
+    hub = np.empty(order.size)  # of each class, the share that are hubs
+    hub[order] = np.clip((hubs - before) / np.maximum(graph.sizes[order], 1), 0, 1)
+    held = hub + (1 - hub) * share
+    of_hubs = float(graph.sizes @ (hub * graph.out)) / max(1.0, graph.num_edges)
+    # of the edges of a node that is there, those whose other end is
+    others = max(1, node.num_partitions - 1)
+    near = graph.inside + (1 - graph.inside) * (partitions - 1) / others
+    kept = of_hubs + (1 - of_hubs) * (hub * share + (1 - hub) * near)
+    return graph._replace(
+        into=graph.into * kept, out=graph.out * kept, nodes=graph.nodes * held,
+        seeds=graph.seeds * share / np.maximum(held, 1e-12),
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ GRAPHS = (
     Described("web", 3_500_000_000, 36.6, 2.0, 10_000_000, 128, "float32"),
 )
 MACHINES = (1, 8, 64)
+_BUSY = ("disk", "network", "cores", "client")
 
 
 class Instance(NamedTuple):
@@ -55,7 +56,7 @@ def paper_tables(kernels: KernelRates) -> Iterator[tuple[str, list[list[str]]]]:
     """(title, rows), the first row a head."""
     instance, bucket = Instance(), BucketPrices()
     head = [
-        "graph", "machines", "together", "disk GB", "network GB", "s disk", "s network", "s cores",
+        "graph", "machines", "together", "disk GB", "network GB", *(f"s {n}" for n in _BUSY),
         "epoch", "$", "limit", "first: min", "from a bucket: min", "requests M", "$ requests",
     ]  # fmt: skip
     rows, sizes = [head], [["graph", "rows", "edges", "tables", "$ a month in a bucket"]]
@@ -78,8 +79,8 @@ def paper_tables(kernels: KernelRates) -> Iterator[tuple[str, list[list[str]]]]:
             requests = found.bucket.calls * machines
             rows[-1] += [
                 str(found.size), f"{found.epoch.bytes / 1e9:,.0f}",
-                f"{found.network_bytes / 1e9:,.0f}", f"{found.disk_s:,.0f}",
-                f"{found.network_s:,.0f}", f"{found.cpu_s:,.0f}", f"{found.epoch_s / 60:,.1f} min",
+                f"{found.network_bytes / 1e9:,.0f}",
+                *(f"{found.busy[name]:,.0f}" for name in _BUSY), f"{found.epoch_s / 60:,.1f} min",
                 f"{dollars:,.2f}", found.limit, f"{(found.first_s + found.epoch_s) / 60:,.1f}",
                 f"{found.seconds / 60:,.1f}", f"{requests / 1e6:,.2f}",
                 f"{requests * bucket.dollars_request:,.2f}",

@@ -5,10 +5,19 @@ from typing import NamedTuple
 from blockstore.format import PAGE_BYTES, Manifest
 from loaderd.api.protocol import Attach
 from loaderd.memory.ledger import EngineSettings, make_budget, served_rows
-from loaderd.sessions.resolve import resolve_fanouts
-from tools.model.graph import Graph
+from loaderd.monitoring.devicecost import DeviceCost
+from loaderd.sessions.resolve import resolve, resolve_fanouts
+from tools.model.graph import Graph, macro_graph
 from tools.model.memory import share_memory
 from tools.model.occupancy import Occupancy, occupy
+from tools.model.pipeline import (
+    Stage,
+    Work,
+    batch_stages,
+    hyper_stages,
+    macro_stages,
+    pipeline_s,
+)
 from tools.model.rates import KernelRates
 from tools.model.traffic import (
     Load,
@@ -21,7 +30,7 @@ from tools.model.traffic import (
 
 CHUNKS, MACRO = "chunks", "macrobatch"
 _HELD = 0.95  # of what is free, that arrays of propagated features take at most
-_ID_BYTES = 8  # of a node, beside its rows, as it is handed over
+_GATHER_CORES = 4  # from so many on the client gathers rows with two threads
 
 
 class Network(NamedTuple):
@@ -35,12 +44,16 @@ class Network(NamedTuple):
 
 
 class Job(NamedTuple):
-    """Machines that share the seeds of an epoch; each has the graph, and its part of the rows."""
+    """Machines that share the seeds of an epoch; each has the graph, and its part of the rows.
+
+    Each has one trainer, whose models take no time.
+    """
 
     machines: int = 1
     cores: int = 2  # of each
     network: Network = Network(3e9)
     bucket: Network | None = None  # where the store is, if the disk is a cache of it
+    planned: DeviceCost | None = None  # what daemons take reading to cost; None: what it does
 
 
 class Prediction(NamedTuple):
@@ -51,9 +64,8 @@ class Prediction(NamedTuple):
     network_bytes: float  # rows of other machines, in an epoch
     size: int  # minibatches that are built together
     first_s: float  # before the first batch of the first epoch
-    disk_s: float  # of an epoch, if nothing else took time; likewise below
-    network_s: float
-    cpu_s: float  # spread over all cores
+    epoch_s: float
+    busy: dict[str, float]  # how long each thread, device and all cores work for an epoch
     bucket: Load  # what a cold cache fetches, in the first epoch
     bucket_s: float
 
@@ -64,18 +76,13 @@ class Prediction(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of the first epoch: disk, network and cores work at the same time."""
+        """Of the first epoch."""
         return max(self.first_s + self.epoch_s, self.bucket_s)
 
     @property
-    def epoch_s(self) -> float:
-        return max(self.disk_s, self.network_s, self.cpu_s)
-
-    @property
     def limit(self) -> str:
-        """What takes most of an epoch's time."""
-        named = {"disk": self.disk_s, "network": self.network_s, "cores": self.cpu_s}
-        return max(named, key=named.__getitem__)
+        """What works longest."""
+        return max(self.busy, key=self.busy.__getitem__)
 
 
 def predict(
@@ -89,19 +96,52 @@ def predict(
     if request.plan == CHUNKS:
         return _predict_chunks(manifest, settings, request, rates, job)
     fanouts = [hop[0] for hop in resolve_fanouts(request, manifest.relations)]
-    occupancy = occupy(graph, fanouts, request.batch_size)
-    steps = -(-manifest.types[0].splits[request.split].num_rows // request.batch_size)
     if request.plan == MACRO:
-        reads = macrobatch_reads(manifest)
+        return _predict_macro(manifest, graph, settings, request, rates, job)
+    workers = min(settings.workers, job.cores)
+    occupancy, row_bytes = occupy(graph, fanouts, request.batch_size), sum(_widths(manifest))
+    memory = share_memory(manifest, settings, request, occupancy)
+    memory = memory._replace(steps=-(-memory.steps // job.machines))
+    work, planned = _work(manifest, occupancy, rates, memory.steps, job), job.planned or rates.disk
+    if memory.hyper is None:
+        reads = minibatch_reads(manifest, occupancy, memory, planned)
+        work = work._replace(note=0.0, passing=work.passing * (reads.rows > 0))
+        work = _reading(work, reads, row_bytes, rates, job)._replace(bring=0.0)
+        stages = batch_stages(work, memory.steps, workers)
     else:
-        memory = share_memory(manifest, settings, request, occupancy)
-        memory = memory._replace(steps=-(-steps // job.machines))
-        if memory.hyper is None:
-            reads = minibatch_reads(manifest, occupancy, memory, rates.disk)
-        else:
-            reads = hyperbatch_reads(manifest, occupancy, memory, memory.hyper, rates.disk)
-    cpu = steps / job.machines * _batch_cpu(manifest, occupancy, rates)
-    return _timed(reads, cpu, rates, job, _store_bytes(manifest))
+        reads = hyperbatch_reads(manifest, occupancy, memory, memory.hyper, planned)
+        copied = reads.rows * rates.byte_s  # by readers, to where rows stay
+        work = _reading(work._replace(passing=0.0, read=copied), reads, row_bytes, rates, job)
+        stages = hyper_stages(work, reads.groups, len(fanouts), workers)
+    return _timed(reads, work, stages, rates, job, _store_bytes(manifest))
+
+
+def _predict_macro(
+    manifest: Manifest, graph: Graph, settings: EngineSettings, request: Attach,
+    rates: KernelRates, job: Job,
+) -> Prediction:  # fmt: skip
+    """Of macro-batches of the usual number of partitions, whose copies are hubs."""
+    num_seeds = manifest.types[0].splits[request.split].num_rows
+    resolved = resolve(manifest, request, request.split, num_seeds)
+    macro, relation, node = resolved.macro, manifest.relations[0], manifest.types[0]
+    assert macro is not None
+    groups = -(-macro.num_partitions // macro.partitions)
+    steps = -(-num_seeds // request.batch_size) + groups - 1  # the last of each has fewer seeds
+    within = macro_graph(graph, manifest, macro.partitions)
+    occupancy = occupy(within, [hop[0] for hop in resolved.fanouts], num_seeds / steps)
+    reads = macrobatch_reads(manifest)
+    hub_edges = 0.0
+    if relation.halo is not None and node.hubs is not None and node.halo is not None:
+        hub_edges = relation.halo.num_edges * node.hubs.num_rows / node.halo.nodes.num_rows
+    work = _work(manifest, occupancy, rates, steps, job)
+    # blocks pass a filter of members: those of partitions in readers, those of hubs each time
+    work = work._replace(
+        note=0.0, passing=0.0, bring=groups * hub_edges * rates.filter_s,
+        read=relation.num_edges * rates.filter_s,
+    )  # fmt: skip
+    work = _reading(work, reads._replace(rows=0.0), 1, rates, job)
+    stages = macro_stages(work, groups, min(settings.workers, job.cores))
+    return _timed(reads, work, stages, rates, job, _store_bytes(manifest))
 
 
 def _store_bytes(manifest: Manifest) -> float:
@@ -115,22 +155,46 @@ def _widths(manifest: Manifest) -> list[int]:
     return [rows.array.row_bytes for rows in served_rows(manifest)]
 
 
-def _batch_cpu(manifest: Manifest, occupancy: Occupancy, rates: KernelRates) -> float:
-    """CPU seconds of a batch, reading not counted."""
-    nodes, width = sum(occupancy.nodes), _ID_BYTES + sum(_widths(manifest))
-    return sum(occupancy.edges) * rates.edge_s + nodes * width * rates.row_byte_s
+def _work(
+    manifest: Manifest, occupancy: Occupancy, rates: KernelRates, steps: int, job: Job
+) -> Work:
+    """Of all batches of an epoch, but for reading."""
+    columns, nodes = sum(occupancy.nodes[:-1]), sum(occupancy.nodes)
+    edges, row = sum(occupancy.edges), sum(_widths(manifest)) * rates.byte_s
+    sample = rates.batch_s + columns * rates.column_s + edges * rates.edge_s + nodes * rates.node_s
+    rows = nodes * (rates.client_node_s + row)
+    threads = 2 if job.cores >= _GATHER_CORES else 1
+    return Work(
+        sample=steps * sample,
+        note=steps * nodes * rates.note_s,
+        client=steps * (rates.client_batch_s + edges * rates.client_edge_s + rows / threads),
+        helpers=steps * rows * (1 - 1 / threads),
+        passing=steps * nodes * row,
+    )
+
+
+def _disk_s(load: Load, rates: KernelRates) -> float:
+    return load.calls * rates.run_s + load.bytes / PAGE_BYTES * rates.page_s
+
+
+def _reading(work: Work, reads: Reads, row_bytes: int, rates: KernelRates, job: Job) -> Work:
+    """The same with what an epoch reads."""
+    cpu = reads.epoch.calls * rates.run_cpu_s
+    cpu += reads.epoch.bytes / PAGE_BYTES * rates.page_cpu_s
+    # what a machine asks of others these read from their disks, as it does for them
+    crossing = reads.rows * (1 - 1 / job.machines)
+    return work._replace(
+        read=work.read + cpu,
+        bring=work.bring + reads.rows / row_bytes * rates.bring_s,
+        disk=_disk_s(reads.epoch, rates), graph_disk=_disk_s(reads.graph, rates),
+        network=crossing / job.network.bytes_s,
+    )  # fmt: skip
 
 
 def _timed(
-    reads: Reads, cpu_s: float, rates: KernelRates, job: Job, store_bytes: float
+    reads: Reads, work: Work, stages: list[Stage], rates: KernelRates, job: Job, store_bytes: float
 ) -> Prediction:  # fmt: skip
-    """`cpu_s`: of an epoch, of one machine, reading not counted; `store_bytes`: it reads from."""
-
-    def disk_s(load: Load) -> float:
-        return load.calls * rates.run_s + load.bytes / PAGE_BYTES * rates.page_s
-
-    cpu_s += reads.epoch.bytes / PAGE_BYTES * rates.page_cpu_s
-    # what a machine asks of others these read from their disks, as it does for them
+    """Of one machine; `store_bytes`: it reads from."""
     elsewhere = 1 - 1 / job.machines
     bucket, bucket_s = Load(), 0.0
     if job.bucket is not None:
@@ -141,11 +205,10 @@ def _timed(
         bucket = Load(fetched, fetched / job.bucket.request_bytes)
         waits = bucket.calls * job.bucket.request_s / job.bucket.at_once
         bucket_s = waits + fetched / job.bucket.bytes_s
+    first_s = max(_disk_s(reads.first, rates), reads.first_rows * elsewhere / job.network.bytes_s)
     return Prediction(
-        reads.first, reads.epoch, reads.rows * elsewhere, reads.size,
-        max(disk_s(reads.first), reads.first_rows * elsewhere / job.network.bytes_s),
-        disk_s(reads.epoch), reads.rows * elsewhere / job.network.bytes_s, cpu_s / job.cores,
-        bucket, bucket_s,
+        reads.first, reads.epoch, reads.rows * elsewhere, reads.size, first_s,
+        pipeline_s(stages, job.cores), work.busy(job.cores), bucket, bucket_s,
     )  # fmt: skip
 
 
@@ -156,7 +219,9 @@ def _predict_chunks(
     hops, budget = manifest.types[0].hops[request.split], make_budget(manifest, settings)
     widths = [array.row_bytes for array in hops.arrays()[1:]]  # the first are ids of nodes
     room = _HELD * (budget.num_slots - budget.graph_least) * budget.slot_bytes
-    rows = hops.nodes.num_rows // job.machines
+    rows, row_bytes = hops.nodes.num_rows // job.machines, sum(widths)
     reads = chunk_reads(rows, widths, request.chunk or request.batch_size, room)
-    size = float(hops.nodes.num_rows * sum(widths))
-    return _timed(reads, rows * sum(widths) * rates.row_byte_s, rates, job, size)
+    work = Work(client=rows * row_bytes * rates.byte_s)
+    work = _reading(work, reads._replace(rows=0.0), row_bytes, rates, job)
+    stages = batch_stages(work, -(-hops.nodes.num_rows // request.batch_size), settings.workers)
+    return _timed(reads, work, stages, rates, job, float(hops.nodes.num_rows * row_bytes))

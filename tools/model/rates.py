@@ -2,36 +2,73 @@
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from blockstore.format import PAGE_BYTES
+from blockstore.format import PAGE_BYTES, edge_layout
 from blockstore.io.buffers import aligned_buffer
-from blockstore.io.reader import BlockReader
+from blockstore.io.reader import BlockReader, make_transit
+from blockstore.kernels.columns import view_blocks
+from blockstore.kernels.members import (
+    MemberColumns,
+    Members,
+    WantedMembers,
+    filter_block,
+    words_size,
+)
+from blockstore.kernels.records import EdgeRecord
+from blockstore.kernels.rows import gather_rows
+from blockstore.store import Store, open_store, scan_blocks
 from clients.torch import NeighborDataset
+from loaderd.memory.ledger import served_rows
 from loaderd.monitoring.devicecost import RUN_BYTES, DeviceCost, measure_cost
+from loaderd.sampling.hyperbatch.rowcache import (
+    CacheShare,
+    Needs,
+    RowCache,
+    area_slots_of,
+    rows_by_type,
+    table_bytes,
+)
+from loaderd.sampling.rows import ServedFiles
 from preprocess.errors import BadInput
 from tools.bench.disk import DEPTH, make_file
 from tools.bench.resources import cpu_seconds, descendants
 from tools.bench.setup import make_store, serving
 from tools.rmat import generate
 
-_NODES, _PAIRS, _WIDTHS = 500_000, 8_000_000, (8, 128)
-_FANOUTS, _BATCH = (10, 10, 10), 1000
+_NODES, _PAIRS, _WIDTH = 500_000, 8_000_000, 128
+# fanouts and batch size: of few and many columns, edges and nodes, whose rates are solved for
+_SHAPES = (
+    ((10, 10, 10), 1000), ((30, 30), 500), ((1, 1, 1, 1), 10_000), ((40,), 2000), ((5,), 50)
+)  # fmt: skip
 _DISK_BYTES, _BLOCK = 1 << 29, 1 << 20
+_LEAST_S = 1.0  # of CPU, that a rate is measured over
+_PIECE, _PIECES = 50_000, 4  # nodes of a batch, batches of a group
 
 
 class KernelRates(msgspec.Struct, frozen=True):
-    """Of CPU seconds those of daemon and client together."""
+    """Seconds; but for the first two of processor time, by the threads that spend it."""
 
     run_s: float  # of the disk, all readers at work: for one more run of pages
     page_s: float  # for one more page in a run
-    page_cpu_s: float  # to read and verify a page
-    edge_s: float  # CPU, for a sampled edge: drawn, renumbered, handed over as int64
-    row_byte_s: float  # CPU, for a byte of a row that is handed over
+    run_cpu_s: float  # readers: for a run
+    page_cpu_s: float  # readers: to verify a page
+    batch_s: float  # workers, and the event loop: for a batch, however small
+    column_s: float  # workers: to find a node's column
+    edge_s: float  # workers: to draw an edge and find its source's local id
+    node_s: float  # workers: for a node of a batch; its row is addressed
+    note_s: float  # the gather thread: to look whether a node's row is there, and note its use
+    bring_s: float  # the gather thread: to find room for a row that is not, and plan its read
+    client_batch_s: float  # the client: for a batch
+    client_edge_s: float  # the client: to copy an edge
+    client_node_s: float  # the client: for a node, its row not counted
+    byte_s: float  # to copy a byte of a row from here and there
+    filter_s: float  # macro-batches: to look whether an edge's source is a member
 
     @property
     def disk(self) -> DeviceCost:
@@ -51,49 +88,170 @@ def load_rates(path: Path) -> KernelRates:
 def calibrate(folder: Path) -> KernelRates:
     """Measure in a folder of the disk in question; a graph of 0.6 GB stays there for next time."""
     folder.mkdir(parents=True, exist_ok=True)
-    cost, page_cpu_s = _disk(folder / "disk")
-    stores = []
-    for width in _WIDTHS:
-        graph = folder / f"rmat-{width}"
-        if not graph.exists():
-            generate(graph, _NODES, _PAIRS, width, 0)
-        stores.append(make_store(folder, graph, options=("--undirected",)))
-    taken = [_epoch(store) for store in stores]
-    edges, row_bytes = (np.array([t[name] for t in taken]) for name in ("edges", "row_bytes"))
-    edge_s, row_byte_s = np.linalg.solve(
-        np.stack([edges, row_bytes], axis=1), [t["cpu_s"] for t in taken]
-    ).tolist()
-    return KernelRates(*cost, page_cpu_s, edge_s, row_byte_s)
+    graph = folder / "rmat"
+    if not graph.exists():
+        generate(graph, _NODES, _PAIRS, _WIDTH, 0)
+    store = make_store(folder, graph, options=("--undirected",))
+    cost, reading = _disk(folder / "disk")
+    taken = [_batches(store, *shape) for shape in _SHAPES]
+    worker = solve_rates([t[:4] for t in taken], [t.daemon_s for t in taken])
+    client_counts = [(t.batches, t.edges, t.nodes) for t in taken]
+    client_batch_s, client_edge_s, row_s = solve_rates(client_counts, [t.client_s for t in taken])
+    row_bytes = 4 * _WIDTH + 8  # features, and the label
+    byte_s, opened = min(_copying(), row_s / row_bytes), open_store(store)
+    (run_cpu_s, page_cpu_s), (batch_s, column_s, edge_s, node_s) = reading, worker
+    note_s, bring_s = _gathering(opened, cost)
+    return KernelRates(
+        run_s=cost.run_s, page_s=cost.page_s, run_cpu_s=run_cpu_s, page_cpu_s=page_cpu_s,
+        batch_s=batch_s, column_s=column_s, edge_s=edge_s, node_s=node_s, note_s=note_s,
+        bring_s=bring_s, client_batch_s=client_batch_s, client_edge_s=client_edge_s,
+        client_node_s=row_s - row_bytes * byte_s, byte_s=byte_s, filter_s=_filtering(opened),
+    )  # fmt: skip
 
 
-def _disk(path: Path) -> tuple[DeviceCost, float]:
-    """What reading costs, and the CPU seconds of a page."""
+def solve_rates(counts: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[float]:
+    """What one of each takes; no rate is below 0.  Shapes count alike, however long they took."""
+    taken = np.array(seconds)
+    left, known = np.array(counts) / taken[:, np.newaxis], np.arange(len(counts[0]))
+    found = np.zeros(known.size)
+    while known.size:
+        own = np.linalg.lstsq(left[:, known], np.ones(taken.size), rcond=None)[0]
+        if own.min() >= 0:
+            found[known] = own
+            break
+        known = np.delete(known, own.argmin())
+    return found.tolist()
+
+
+def _disk(path: Path) -> tuple[DeviceCost, tuple[float, float]]:
+    """What reading costs, in time and in CPU seconds."""
     file = make_file(path, _DISK_BYTES, _BLOCK)
     memory = aligned_buffer(DEPTH * RUN_BYTES)
+    buffers = np.split(memory, DEPTH)
     try:
         with BlockReader([file], memory, RUN_BYTES, DEPTH) as reader:
-            begun = time.process_time()
-            cost = measure_cost(reader, 0, file, np.split(memory, DEPTH))
-            pages = reader.bytes_read / PAGE_BYTES
-            return cost, (time.process_time() - begun) / pages
+            cost, transit = measure_cost(reader, 0, file, buffers), make_transit(buffers)
+            long = RUN_BYTES // PAGE_BYTES
+
+            def cpu_s(pages: int) -> float:
+                runs = np.zeros((_DISK_BYTES // RUN_BYTES, 3), np.int64)
+                runs[:, 1], runs[:, 2] = np.arange(len(runs)) * long, pages
+                begun = time.process_time()
+                reader.stream(0, runs, transit, lambda _low, _high, _data: None).wait()
+                return (time.process_time() - begun) / len(runs)
+
+            short, whole = cpu_s(1), cpu_s(long)
+            page_s = (whole - short) / (long - 1)
+            return cost, (max(0.0, short - page_s), page_s)
     finally:
         path.unlink()
 
 
-def _epoch(store: Path) -> dict[str, float]:
-    """The second epoch: what is compiled, and what stays in memory, is there by then."""
+def _copying() -> float:
+    """Of a byte of rows that lie here and there: rows of two widths, from 256 MB."""
+    data, count = np.ones(1 << 28, np.uint8), 100_000
+
+    def seconds(width: int) -> float:
+        places = np.random.default_rng(width).integers(0, data.size // width, (6, count)) * width
+        out, taken = np.empty(count * width, np.uint8), []
+        for at in places.astype(np.uint64):
+            begun = time.thread_time()
+            gather_rows(data, at, 0, count, width, out)
+            taken.append(time.thread_time() - begun)
+        return min(taken)
+
+    wide, narrow = 512, 8
+    return (seconds(wide) - seconds(narrow)) / count / (wide - narrow)
+
+
+def _gathering(store: Store, cost: DeviceCost) -> tuple[float, float]:
+    """What hyperbatches' gather thread takes for a node, and for a row that it brings in.
+
+    A row cache of the daemon brings groups of batches in: rows that are not there, then the same.
+    """
+    served = served_rows(store.manifest)
+    types, entries = rows_by_type(served), 2 * _PIECE * _PIECES
+    shares, slot = [CacheShare(entries=entries)], _BLOCK
+    rows = area_slots_of(types, [entries], slot)
+    tables = -(-table_bytes(types, store.manifest.id_dtype, shares) // slot)
+    data = aligned_buffer((rows + tables + DEPTH) * slot)
+    transit = np.split(data[(rows + tables) * slot :], DEPTH)
+    draw, ids = np.random.default_rng(0), store.manifest.id_dtype
+    with BlockReader([store.rows(r.array) for r in served], data, slot, DEPTH) as reader:
+        files = ServedFiles(served, reader, 0, data, slot, store.manifest.block_bytes, ids)
+        cache = RowCache(
+            files, shares, data[rows * slot : (rows + tables) * slot], range(rows), transit, cost
+        )
+        cache.begin_run()
+        absent, present, brought = 0.0, 0.0, 0
+        for number in range(0, 8 * _PIECES, 2 * _PIECES):
+            nodes = [draw.permutation(_NODES)[:_PIECE].astype(ids) for _ in range(_PIECES)]
+            for again in (0, _PIECES):
+                first, before = number + again, cache.rows_read
+                group = [Needs(first + i, (piece,)) for i, piece in enumerate(nodes)]
+                begun = time.thread_time()
+                assert cache.count_fitting(group) == _PIECES
+                cache.bring(group, (), lambda known, first=first: max(first, known))  # type: ignore[misc]
+                taken = time.thread_time() - begun
+                if number and again:  # the first group calls each kernel for the first time
+                    present += taken
+                elif number:
+                    absent, brought = absent + taken, brought + cache.rows_read - before
+    nodes_noted = 3 * _PIECE * _PIECES
+    return present / nodes_noted, max(0.0, absent - present) / brought
+
+
+def _filtering(store: Store) -> float:
+    """Of an edge of a block of the graph, all nodes being members."""
+    manifest, relation = store.manifest, store.manifest.relations[0]
+    _, blocks = next(scan_blocks(store.graph(relation), _BLOCK))
+    data, edges = np.array(blocks[0]), int(store.first_edge(relation)[1])
+    words = np.empty((words_size(_NODES) // 2, 2), np.uint64)
+    words[:, 0], words[:, 1] = ~np.uint64(0), 64 * np.arange(len(words))
+    ids, none = np.dtype(manifest.id_dtype), np.empty(0, np.uint32)
+    columns = MemberColumns(
+        np.empty(_NODES, np.int64), np.empty(_NODES, np.uint32), np.empty(edges, ids), none,
+        none.view(np.float32), EdgeRecord(), edges, np.empty((1, 3), np.int64),
+    )  # fmt: skip
+    layout, slot = edge_layout(manifest, relation), np.zeros(1, np.int32)
+    view = view_blocks(data, layout, slot, np.empty(0, np.uint64), data.size, 0)
+    wanted = WantedMembers(
+        0, _NODES, np.empty(0, ids), np.empty(0, np.uint8), np.empty(0, np.int64)
+    )
+    members, taken = Members(words.ravel(), 0, _NODES, 0), []
+    for _ in range(8):
+        begun = time.thread_time()
+        filter_block(view, 0, 0, wanted, members, columns, 0, 0)
+        taken.append(time.thread_time() - begun)
+    return min(taken) / edges
+
+
+class _Taken(NamedTuple):
+    """Of some batches."""
+
+    batches: float
+    columns: float  # that were expanded
+    edges: float
+    nodes: float
+    daemon_s: float  # CPU
+    client_s: float
+
+
+def _batches(store: Path, fanouts: tuple[int, ...], batch_size: int) -> _Taken:
+    """Batches of a daemon that has all in memory, once what is compiled is loaded."""
     where = store.parent / "run"
     where.mkdir(exist_ok=True)
     with serving(store, where, "2G", "--workers", "2") as endpoint:
-        data: Any = NeighborDataset(endpoint, num_neighbors=_FANOUTS, batch_size=_BATCH)
+        data: Any = NeighborDataset(endpoint, num_neighbors=fanouts, batch_size=batch_size)
         for _ in data:
             pass
-        pids = descendants(os.getpid())
-        cpu = cpu_seconds(pids)
-        found = {"edges": 0.0, "row_bytes": 0.0}
-        for batch in data:
-            found["edges"] += batch.edge_index.size(1)
-            found["row_bytes"] += batch.x.nbytes + batch.n_id.nbytes
-        cpu = cpu_seconds(pids) - cpu
+        daemon = [pid for pid in descendants(os.getpid()) if pid != os.getpid()]
+        before, own = cpu_seconds(daemon), time.process_time()
+        batches = columns = edges = nodes = 0
+        while cpu_seconds(daemon) - before < _LEAST_S:
+            for batch in data:
+                edges, nodes = edges + batch.edge_index.size(1), nodes + batch.n_id.numel()
+                columns, batches = columns + sum(batch.num_sampled_nodes[:-1]), batches + 1
+        taken = cpu_seconds(daemon) - before, time.process_time() - own
         data.close()
-    return found | {"cpu_s": cpu}
+    return _Taken(batches, columns, edges, nodes, *taken)

@@ -34,9 +34,15 @@ class Reads(NamedTuple):
 
     first: Load  # before the first batch of the first epoch
     epoch: Load
-    first_rows: float = 0.0  # bytes of the rows in these, each counted as often as it is brought
-    rows: float = 0.0
-    size: int = 1  # minibatches that are built together
+    graph: Load = Load()  # of these, of the graph
+    first_rows: float = 0.0  # bytes of the rows in `first`, each counted as often as it is brought
+    rows: float = 0.0  # in `epoch`
+    groups: Sequence[int] = ()  # minibatches of each hyperbatch; none: there are no hyperbatches
+
+    @property
+    def size(self) -> int:
+        """Minibatches that are built together."""
+        return max(self.groups, default=1)
 
 
 def graph_pass(
@@ -93,16 +99,17 @@ def hyperbatch_reads(
         seen, hops = min(LOOKED_AT, steps), range(len(occupancy.edges))
         looked = sum(graph_pass(manifest, occupancy, seen, [hop], slots) for hop in hops)
         blocks = graph_passes(manifest, occupancy, _groups(steps, cut), slots)
-    first, epoch = Load(looked * block, looked), Load(blocks * block, blocks)
+    first, graph = Load(looked * block, looked), Load(blocks * block, blocks)
+    epoch, groups = graph, _groups(steps, cut)
     if not cut.shares:
         rows = minibatch_rows(manifest, occupancy, memory._replace(row_slots=0), disk)
-        return Reads(first, epoch.plus(*rows), rows=rows.bytes, size=cut.size)
-    share, widths, graph = cut.shares[0], served_widths(memory), occupancy.graph
+        return Reads(first, epoch.plus(*rows), graph, rows=rows.bytes, groups=groups)
+    share, widths = cut.shares[0], served_widths(memory)
     fill = share.stay_rows * sum(widths)
-    passes = np.ones(len(graph.nodes), bool)
+    passes = np.ones(len(occupancy.graph.nodes), bool)
     passes[share.stay] = False
-    nodes, brought = graph.nodes[passes], 0.0
-    rows, groups = nodes.sum(1), _groups(steps, cut)
+    nodes, brought = occupancy.graph.nodes[passes], 0.0
+    rows = nodes.sum(1)
     for (before, batches), count in Counter(pairwise([0, *groups])).items():
         # what the group before wanted is there, and some of what those before that one did
         kept = _still_there(occupancy.wanted(before), nodes.sum(0), share.entries)
@@ -111,7 +118,7 @@ def hyperbatch_reads(
         for width in widths:
             load = _pages_of(rows, width, absent, disk)
             epoch = epoch.plus(count * load.bytes, count * load.calls)
-    return Reads(first.plus(fill, fill / RUN_BYTES), epoch, fill, brought, cut.size)
+    return Reads(first.plus(fill, fill / RUN_BYTES), epoch, graph, fill, brought, groups)
 
 
 def _pages_of(rows: Counts, width: int, wanted: Counts, disk: DeviceCost) -> Load:
@@ -193,10 +200,10 @@ def minibatch_reads(
         epoch = epoch.plus(blocks * block, blocks)
     if memory.rows_stay:
         blocks = _row_blocks(manifest, occupancy, memory, steps)
-        return Reads(first.plus(blocks * block, blocks), epoch, blocks * block)
+        return Reads(first.plus(blocks * block, blocks), epoch, epoch, blocks * block)
     rows = minibatch_rows(manifest, occupancy, memory, disk)
     stay = min(memory.row_slots, _row_blocks(manifest, occupancy, memory, steps))
-    return Reads(first.plus(stay * block, stay), epoch.plus(*rows), rows=rows.bytes)
+    return Reads(first.plus(stay * block, stay), epoch.plus(*rows), epoch, rows=rows.bytes)
 
 
 def macrobatch_reads(manifest: Manifest) -> Reads:
@@ -221,7 +228,7 @@ def chunk_reads(rows: int, widths: Sequence[int], chunk: int, room: float) -> Re
     """Of propagated features, `widths` bytes a row: once at all if they have room."""
     total = float(rows * sum(widths))
     if total <= room:
-        return Reads(Load(total, total / RUN_BYTES), Load(), total)
+        return Reads(Load(total, total / RUN_BYTES), Load(), first_rows=total)
     ranges, num_bytes, calls = -(-rows // chunk), 0.0, 0.0
     for width in widths:  # a range begins and ends inside of pages, if its bytes are no whole ones
         inside = PAGE_BYTES - gcd(PAGE_BYTES, chunk * width)

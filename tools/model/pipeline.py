@@ -1,0 +1,107 @@
+"""Seconds of an epoch: the threads that build batches, and what each does while others work.
+
+An epoch passes through its stages in groups of batches: while one group is handed out, the rows of
+the next are brought in and the one after that is sampled (docs/architecture.md has the threads).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tools.model.graph import Counts
+
+
+class Work(NamedTuple):
+    """Seconds of an epoch by what spends them; of processor time, but for disks and network."""
+
+    sample: float = 0.0  # workers: structure, addresses
+    passing: float = 0.0  # workers: copies of rows that do not stay, of plain minibatches
+    note: float = 0.0  # the gather thread: which rows of hyperbatches are there
+    bring: float = 0.0  # the gather thread, or that of macro-batches: beside what is read
+    read: float = 0.0  # readers
+    client: float = 0.0  # the trainer's thread that copies batches
+    helpers: float = 0.0  # other threads of the trainer
+    disk: float = 0.0
+    graph_disk: float = 0.0  # of this, for blocks of the graph
+    network: float = 0.0
+
+    @property
+    def cpu(self) -> float:
+        return sum(self[: Work._fields.index("disk")])
+
+    def busy(self, cores: int) -> dict[str, float]:
+        """How long each of those works that others may have to wait for."""
+        return {
+            "disk": self.disk, "network": self.network, "cores": self.cpu / cores,
+            "gather": self.note + self.bring, "client": self.client,
+        }  # fmt: skip
+
+
+class Stage(NamedTuple):
+    """Of a pipeline, for each group of batches; seconds."""
+
+    alone: Counts  # (groups,) if nothing else was to be done
+    cpu: Counts  # (groups,) of all cores
+    disk: Counts  # (groups,)
+
+
+def pipeline_s(stages: Sequence[Stage], cores: int) -> float:
+    """Seconds until the last group has passed through all stages.
+
+    In each period every stage has a group, the first stage the latest one.  Stages share cores and
+    disk; a period takes as long as whatever is busiest.
+    """
+
+    def in_periods(field: str) -> Counts:
+        after = len(stages) - 1
+        found: Counts = np.stack(
+            [np.pad(getattr(s, field), (i, after - i)) for i, s in enumerate(stages)]
+        )
+        return found
+
+    busiest = np.maximum(in_periods("cpu").sum(0) / cores, in_periods("disk").sum(0))
+    return float(np.maximum(in_periods("alone").max(0), busiest).sum())
+
+
+def batch_stages(work: Work, steps: int, workers: int) -> list[Stage]:
+    """Minibatches, and chunks: workers build batch after batch, each reads what its own lacks."""
+    each = np.full(steps, 1 / steps)
+    cpu = work.sample + work.passing
+    built = max(work.disk, (cpu + work.disk) / workers)
+    return [
+        Stage(each * built, each * (cpu + work.read), each * work.disk),
+        _handed_out(work, each),
+    ]
+
+
+def macro_stages(work: Work, groups: int, workers: int) -> list[Stage]:
+    """One macro-batch is read while batches are made of another, those of the next epoch too."""
+    each = np.full(groups, 1 / groups)
+    alone = max(work.disk, work.bring, work.sample / workers, work.client)
+    return [Stage(each * alone, each * work.cpu, each * work.disk)]
+
+
+def hyper_stages(work: Work, groups: Sequence[int], hops: int, workers: int) -> list[Stage]:
+    """Hyperbatches are sampled by workers, their rows brought in by one thread, then handed out.
+
+    groups   batches of each
+    """
+    each = np.array(groups) / sum(groups)
+    # each takes a pass over blocks of the graph, but the first one, which has one for each hop
+    passes = np.ones(len(groups))
+    passes[0] = hops
+    passes /= passes.sum()
+    graph, rows = passes * work.graph_disk, each * (work.disk - work.graph_disk)
+    read = work.read / max(work.disk, 1e-12)  # CPU for a second of the disk
+    brought = each * work.note + np.maximum(rows, each * max(work.bring, work.network))
+    return [
+        Stage(np.maximum(each * work.sample / workers, graph), each * work.sample + graph * read,
+              graph),
+        Stage(brought, each * (work.note + work.bring) + rows * read, rows),
+        _handed_out(work, each),
+    ]  # fmt: skip
+
+
+def _handed_out(work: Work, each: Counts) -> Stage:
+    return Stage(each * work.client, each * (work.client + work.helpers), np.zeros_like(each))
