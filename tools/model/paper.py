@@ -27,7 +27,7 @@ _BUSY = ("disk", "network", "cores", "client")
 
 
 class Instance(NamedTuple):
-    """A machine of a cloud; sizes and prices are assumptions, of the order of 2025's."""
+    """A quarter of an i4i.32xlarge; docs/scale.md says what of it is assumed."""
 
     cores: int = 16
     mem: int = 224 << 30
@@ -35,7 +35,7 @@ class Instance(NamedTuple):
     reads_s: float = 800e3  # of a page, of two NVMe disks
     disk_bytes_s: float = 5.6e9
     disk_bytes: float = 7.5e12
-    dollars_hour: float = 2.75
+    dollars_hour: float = 2.72
 
 
 class BucketPrices(NamedTuple):
