@@ -17,6 +17,7 @@ from tools.bench.harness import BenchOptions, BenchPlan, Side
 from tools.bench.resources import bytes_read, cpu_seconds, descendants
 from tools.bench.setup import counters, drop_cache, serving
 
+_NAMES = ("all included", "after the first batch")
 _CLIENT_BYTES = 768 << 20  # of a control group beside --mem: interpreters, torch, batches of it
 
 
@@ -117,7 +118,7 @@ def _draw(
             (x, found[n].get(figure, {}).get("median")) for n, x in zip(names, xs, strict=True)
         ]
         some = [(x, y) for x, y in values if y]  # not what was skipped, nor 0 on this axis
-        return Series(figure, some)
+        return Series(_NAMES[figure.endswith("_later")], some)
 
     assert given.figures is not None
     given.figures.mkdir(parents=True, exist_ok=True)
@@ -132,7 +133,8 @@ def _draw(
         ),
         "bytes": Chart(
             "KB read a seed against memory", "--mem, MiB", "KB a seed",
-            (points(memory, mib, "KB_per_seed"), points(memory, mib, "KB_per_seed_later")),
+            (points(memory, mib, "KB_per_seed"),
+             points(memory[:-1], mib[:-1], "KB_per_seed_later")),  # the last reads nothing more
         ),
         "groups": Chart(
             f"KB read a seed against minibatches together, --mem {given.sizes_mem}",

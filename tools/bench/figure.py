@@ -7,6 +7,7 @@ from xml.sax.saxutils import escape
 
 _WIDTH, _HEIGHT = 680, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 90, 650, 70, 330
+_LEAST_APART = 40  # of numbers on the horizontal axis
 _CLASSES = ("ours", "peer", "third")
 _STYLE = """
     .page { fill: #ffffff; }
@@ -78,18 +79,21 @@ def draw(chart: Chart) -> str:
         f'  <text class="end" x="{_RIGHT}" y="{_BOTTOM + 42}">{escape(chart.x)}</text>',
         f'  <text x="12" y="{_TOP - 12}">{escape(chart.y)}</text>',
     ]
+    last = -math.inf
     for x in xs:
-        lines.append(
-            f'  <text class="middle" x="{wide.place(x)}" y="{_BOTTOM + 20}">{x:,.0f}</text>'
-        )
+        at = wide.place(x)
+        if at - last >= _LEAST_APART:
+            lines.append(f'  <text class="middle" x="{at}" y="{_BOTTOM + 20}">{x:,.0f}</text>')
+            last = at
     for y in ticks:
         at = high.place(y)
         lines.append(f'  <path class="axis" d="M{_LEFT - 4} {at} H{_LEFT}"/>')
-        lines.append(f'  <text class="end" x="{_LEFT - 8}" y="{at + 4}">{y:,.4g}</text>')
+        shown = f"{y:,.0f}" if y >= 1 else f"{y:g}"
+        lines.append(f'  <text class="end" x="{_LEFT - 8}" y="{at + 4}">{shown}</text>')
     for name, y in chart.limits:
         at = high.place(y)
         lines.append(f'  <path class="limit" d="M{_LEFT} {at} H{_RIGHT}"/>')
-        lines.append(f'  <text class="end" x="{_RIGHT}" y="{at - 6}">{escape(name)}</text>')
+        lines.append(f'  <text x="{_LEFT + 6}" y="{at - 6}">{escape(name)}</text>')
     for i, series in enumerate(chart.series):
         kind = _CLASSES[i % len(_CLASSES)]
         places = [(wide.place(x), high.place(y)) for x, y in series.points]
