@@ -63,6 +63,7 @@ def test_the_overview_has_every_tutorial() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of Jupyter's packages
+@pytest.mark.long
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a kernel, all of its cells; what it says is what readers see in it, but for decimals."""
     client = pytest.importorskip("nbclient")

@@ -29,9 +29,8 @@ from tests.test_bad_input import command, refused
 RECORDED = json.loads(FILE.read_text())
 URL = f"s3://{BUCKET}/stores"
 KINDS = ("refuse", "reset", "cut", "changed")
-# every plan, and what else reads in a way of its own; `--long`: all that are recorded
-SOME = ("new", "labor", "edge-features", "hyperbatch", "macrobatch", "links-binary", "hops-chunks",
-        "hops-rows")  # fmt: skip
+# every plan, and edges that have rows; `--long`: all that are recorded
+SOME = ("new", "edge-features", "hyperbatch", "macrobatch", "hops-chunks", "hops-rows")
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,7 @@ CASES: dict[str, tuple[type, dict[str, Any]]] = {
     "hetero-labor": (HeteroDataset, TYPED | {"sampler": "labor"}),
     "hetero-by-relation": (HeteroDataset, TYPED | {"num_neighbors": BY_RELATION}),
 }
+SIMILAR = ("replace", "labor-layer", "all-in-order", "hetero-layer", "hetero-labor")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,10 @@ def copied(stores: dict[type, Path], tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.long] if n in SIMILAR else []) for n in CASES],
+)
 def test_a_packed_epoch_is_the_sampled_one(name: str, stores: dict[type, Path], tmp_path: Path):
     dataset, options = CASES[name]
     store = tmp_path / "store"

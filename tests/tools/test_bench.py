@@ -138,6 +138,7 @@ def test_partitions_bring_what_is_sampled_to_as_many_steps_of_every_rank(folder)
     assert two["mb"] / 2 <= two["mb_rank"] < two["mb"]
 
 
+@pytest.mark.long
 def test_placements_share_seeds_edges_and_rows_as_they_say(folder):
     given = ranks.PlacementOptions(
         folder, nodes=3000, degree=8, features=16, mem="32M", fanouts=(3, 2), batch_size=20,
@@ -242,6 +243,7 @@ def test_macro(folder):
     assert once["steps"]["min"] < twice["steps"]["min"]
 
 
+@pytest.mark.long
 def test_budgets_are_drawn(folder):
     store = make_store(folder, make_graph(folder, 3000, 8, 16))
     words = ["--stores", str(store), "--mem", "24M", "64M", "--steps", "2", "0", "--sizes", "2"]

@@ -29,6 +29,7 @@ def test_disk(folder, tmp_path):
     assert [json.loads(line) for line in out.read_text().splitlines()] == lines
 
 
+@pytest.mark.long
 def test_stripes(folder, monkeypatch):
     """On folders of one disk, as not everybody may make loop devices."""
 

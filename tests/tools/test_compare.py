@@ -145,9 +145,11 @@ def lines_of(case, folder, tmp_path, *words):
     return read_lines(out)
 
 
-def test_every_way_of_large_batches(graph, tmp_path):
-    found = {x["way"]: x for x in lines_of("large", graph, tmp_path, "--partitions", "16")}
-    assert len(found) == 12
+def test_every_kind_of_large_batches(graph, tmp_path):
+    ways = ["minibatch", "shared", "partitions (PBS) 1/8", "macro-batches 1/16, halo 1"]
+    lines = lines_of("large", graph, tmp_path, "--partitions", "16", "--ways", *ways)
+    found = {x["way"]: x for x in lines}
+    assert len(found) == 6
     assert all(40 < x["accuracy"] <= 100 for x in found.values())  # of four classes
     assert found["minibatch"]["steps"] == found["shared (LBS)"]["steps"]
 
@@ -160,6 +162,7 @@ def test_every_way_of_macro_batches(graph, tmp_path):
     assert found[0]["steps"] < found[1]["steps"]
 
 
+@pytest.mark.long
 def test_runs_of_the_command_may_be_in_processes_of_their_own(graph, tmp_path):
     out = tmp_path / "lines"
     words = ["--ways", "in memory", "--seeds", "2", "--jobs", "2", "--steps", "4", "--hidden", "8"]

@@ -20,7 +20,7 @@ from tools.model.check import Workload, compare, possible_plans, row
 from tools.model.graph import Described, Graph, grouped, macro_graph, read_graph
 from tools.model.occupancy import mix, occupy
 from tools.model.paper import GRAPHS, paper_tables
-from tools.model.pipeline import Stage, Work, hyper_stages, macro_stages, pipeline_s
+from tools.model.pipeline import BusyTime, GroupStage, hyper_stages, macro_stages, pipeline_s
 from tools.model.predict import Job, Network, predict
 from tools.model.rates import KernelRates, load_rates, solve_rates
 from tools.model.traffic import chunk_reads
@@ -215,7 +215,7 @@ def test_more_machines_share_an_epoch_and_ask_for_rows() -> None:
 
 def test_periods_are_those_of_a_loop_over_groups() -> None:
     draw, groups, cores = np.random.default_rng(4), 7, 2
-    stages = [Stage(*draw.random((3, groups))) for _ in range(3)]
+    stages = [GroupStage(*draw.random((3, groups))) for _ in range(3)]
     expected = 0.0
     for period in range(groups + 2):
         active = [(s, period - i) for i, s in enumerate(stages) if 0 <= period - i < groups]
@@ -227,7 +227,7 @@ def test_periods_are_those_of_a_loop_over_groups() -> None:
 
 def test_an_epoch_takes_its_slowest_stage_and_what_fills_it() -> None:
     """Four equal hyperbatches on many cores: the client is slowest, and waits for the first one."""
-    work = Work(sample=4.0, note=1.0, bring=1.0, client=8.0, disk=2.0)
+    work = BusyTime(sample=4.0, note=1.0, bring=1.0, client=8.0, disk=2.0)
     stages = hyper_stages(work, [10] * 4, hops=3, workers=2)
     filled = 4 / 4 / 2 + (1 + 2) / 4  # sampled by two workers, then brought in
     assert pipeline_s(stages, 64) == pytest.approx(8 + filled)
@@ -237,7 +237,7 @@ def test_an_epoch_takes_its_slowest_stage_and_what_fills_it() -> None:
 
 
 def test_passes_over_a_graph_that_is_not_in_memory_take_the_disk_from_rows() -> None:
-    work = Work(disk=10.0, graph_disk=6.0)
+    work = BusyTime(disk=10.0, graph_disk=6.0)
     assert pipeline_s(hyper_stages(work, [5, 5], hops=2, workers=2), 2) == pytest.approx(10)
 
 
@@ -272,6 +272,7 @@ def test_a_described_graph_has_its_moments() -> None:
         assert graph.num_seeds == pytest.approx(described.num_seeds)
 
 
+@pytest.mark.long
 def test_paper_tables_name_every_graph() -> None:
     (_, sizes), (_, rows) = paper_tables(RATES)
     assert [line[0] for line in sizes[1:]] == [described.name for described in GRAPHS]

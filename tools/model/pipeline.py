@@ -12,7 +12,7 @@ import numpy as np
 from tools.model.graph import Counts
 
 
-class Work(NamedTuple):
+class BusyTime(NamedTuple):
     """Seconds of an epoch by what spends them; of processor time, but for disks and network."""
 
     sample: float = 0.0  # workers: structure, addresses
@@ -28,7 +28,7 @@ class Work(NamedTuple):
 
     @property
     def cpu(self) -> float:
-        return sum(self[: Work._fields.index("disk")])
+        return sum(self[: BusyTime._fields.index("disk")])
 
     def busy(self, cores: int) -> dict[str, float]:
         """How long each of those works that others may have to wait for."""
@@ -38,7 +38,7 @@ class Work(NamedTuple):
         }  # fmt: skip
 
 
-class Stage(NamedTuple):
+class GroupStage(NamedTuple):
     """Of a pipeline, for each group of batches; seconds."""
 
     alone: Counts  # (groups,) if nothing else was to be done
@@ -46,7 +46,7 @@ class Stage(NamedTuple):
     disk: Counts  # (groups,)
 
 
-def pipeline_s(stages: Sequence[Stage], cores: int) -> float:
+def pipeline_s(stages: Sequence[GroupStage], cores: int) -> float:
     """Seconds until the last group has passed through all stages.
 
     In each period every stage has a group, the first stage the latest one.  Stages share cores and
@@ -64,25 +64,27 @@ def pipeline_s(stages: Sequence[Stage], cores: int) -> float:
     return float(np.maximum(in_periods("alone").max(0), busiest).sum())
 
 
-def batch_stages(work: Work, steps: int, workers: int) -> list[Stage]:
+def batch_stages(work: BusyTime, steps: int, workers: int) -> list[GroupStage]:
     """Minibatches, and chunks: workers build batch after batch, each reads what its own lacks."""
     each = np.full(steps, 1 / steps)
     cpu = work.sample + work.passing
     built = max(work.disk, (cpu + work.disk) / workers)
     return [
-        Stage(each * built, each * (cpu + work.read), each * work.disk),
+        GroupStage(each * built, each * (cpu + work.read), each * work.disk),
         _handed_out(work, each),
     ]
 
 
-def macro_stages(work: Work, groups: int, workers: int) -> list[Stage]:
+def macro_stages(work: BusyTime, groups: int, workers: int) -> list[GroupStage]:
     """One macro-batch is read while batches are made of another, those of the next epoch too."""
     each = np.full(groups, 1 / groups)
     alone = max(work.disk, work.bring, work.sample / workers, work.client)
-    return [Stage(each * alone, each * work.cpu, each * work.disk)]
+    return [GroupStage(each * alone, each * work.cpu, each * work.disk)]
 
 
-def hyper_stages(work: Work, groups: Sequence[int], hops: int, workers: int) -> list[Stage]:
+def hyper_stages(
+    work: BusyTime, groups: Sequence[int], hops: int, workers: int
+) -> list[GroupStage]:
     """Hyperbatches are sampled by workers, their rows brought in by one thread, then handed out.
 
     groups   batches of each
@@ -96,12 +98,12 @@ def hyper_stages(work: Work, groups: Sequence[int], hops: int, workers: int) -> 
     read = work.read / max(work.disk, 1e-12)  # CPU for a second of the disk
     brought = each * work.note + np.maximum(rows, each * max(work.bring, work.network))
     return [
-        Stage(np.maximum(each * work.sample / workers, graph), each * work.sample + graph * read,
-              graph),
-        Stage(brought, each * (work.note + work.bring) + rows * read, rows),
+        GroupStage(np.maximum(each * work.sample / workers, graph),
+                   each * work.sample + graph * read, graph),
+        GroupStage(brought, each * (work.note + work.bring) + rows * read, rows),
         _handed_out(work, each),
     ]  # fmt: skip
 
 
-def _handed_out(work: Work, each: Counts) -> Stage:
-    return Stage(each * work.client, each * (work.client + work.helpers), np.zeros_like(each))
+def _handed_out(work: BusyTime, each: Counts) -> GroupStage:
+    return GroupStage(each * work.client, each * (work.client + work.helpers), np.zeros_like(each))

@@ -11,8 +11,8 @@ from tools.model.graph import Graph, macro_graph
 from tools.model.memory import share_memory
 from tools.model.occupancy import Occupancy, occupy
 from tools.model.pipeline import (
-    Stage,
-    Work,
+    BusyTime,
+    GroupStage,
     batch_stages,
     hyper_stages,
     macro_stages,
@@ -157,14 +157,14 @@ def _widths(manifest: Manifest) -> list[int]:
 
 def _work(
     manifest: Manifest, occupancy: Occupancy, rates: KernelRates, steps: int, job: Job
-) -> Work:
+) -> BusyTime:
     """Of all batches of an epoch, but for reading."""
     columns, nodes = sum(occupancy.nodes[:-1]), sum(occupancy.nodes)
     edges, row = sum(occupancy.edges), sum(_widths(manifest)) * rates.byte_s
     sample = rates.batch_s + columns * rates.column_s + edges * rates.edge_s + nodes * rates.node_s
     rows = nodes * (rates.client_node_s + row)
     threads = 2 if job.cores >= _GATHER_CORES else 1
-    return Work(
+    return BusyTime(
         sample=steps * sample,
         note=steps * nodes * rates.note_s,
         client=steps * (rates.client_batch_s + edges * rates.client_edge_s + rows / threads),
@@ -177,7 +177,9 @@ def _disk_s(load: Load, rates: KernelRates) -> float:
     return load.calls * rates.run_s + load.bytes / PAGE_BYTES * rates.page_s
 
 
-def _reading(work: Work, reads: Reads, row_bytes: int, rates: KernelRates, job: Job) -> Work:
+def _reading(
+    work: BusyTime, reads: Reads, row_bytes: int, rates: KernelRates, job: Job
+) -> BusyTime:
     """The same with what an epoch reads."""
     cpu = reads.epoch.calls * rates.run_cpu_s
     cpu += reads.epoch.bytes / PAGE_BYTES * rates.page_cpu_s
@@ -192,7 +194,8 @@ def _reading(work: Work, reads: Reads, row_bytes: int, rates: KernelRates, job: 
 
 
 def _timed(
-    reads: Reads, work: Work, stages: list[Stage], rates: KernelRates, job: Job, store_bytes: float
+    reads: Reads, work: BusyTime, stages: list[GroupStage], rates: KernelRates, job: Job,
+    store_bytes: float,
 ) -> Prediction:  # fmt: skip
     """Of one machine; `store_bytes`: it reads from."""
     elsewhere = 1 - 1 / job.machines
@@ -221,7 +224,7 @@ def _predict_chunks(
     room = _HELD * (budget.num_slots - budget.graph_least) * budget.slot_bytes
     rows, row_bytes = hops.nodes.num_rows // job.machines, sum(widths)
     reads = chunk_reads(rows, widths, request.chunk or request.batch_size, room)
-    work = Work(client=rows * row_bytes * rates.byte_s)
+    work = BusyTime(client=rows * row_bytes * rates.byte_s)
     work = _reading(work, reads._replace(rows=0.0), row_bytes, rates, job)
     stages = batch_stages(work, -(-hops.nodes.num_rows // request.batch_size), settings.workers)
     return _timed(reads, work, stages, rates, job, float(hops.nodes.num_rows * row_bytes))

@@ -87,6 +87,7 @@ def test_kernels_are_kept_in_the_first_folder_that_can_be_written(installation, 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_with_no_folder_of_ones_own_kernels_are_compiled_in_each_process(installation, places):
     for name in ("cache", "run"):
         places[name].chmod(0o555)

@@ -141,6 +141,7 @@ def test_a_kill_in_each_stage_changes_no_byte(request, tmp_path, kind, suffix, n
 
 
 @pytest.mark.usefixtures("tight")
+@pytest.mark.long
 def test_a_kill_while_the_store_gets_an_array_leaves_it_whole(store, tmp_path):
     model = make_model("gcn")
     infer(model, store, tmp_path / "y.npy")

@@ -70,7 +70,7 @@ def test_a_rank_that_owns_nothing_takes_part(ranks, time_steps):
 
 @pytest.mark.parametrize(("world", "time_steps"), [(2, 2), (4, 2), (4, 4)])
 @pytest.mark.parametrize("sync_every", [2, 3, 5])
-@pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
+@pytest.mark.parametrize("kind", ["sage", pytest.param("gcn", marks=pytest.mark.long), "gat"])
 def test_models_that_travel_are_trainers_that_are_averaged(
     ranks, kind, sync_every, world, time_steps
 ):
