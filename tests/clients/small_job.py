@@ -31,7 +31,7 @@ def serve_graph(
     store, rng = open_store(folder / "store"), np.random.default_rng(1)
     for name, owners, used in owner_maps:
         write_owners(store, name, rng.integers(0, used, NODES), owners, {})
-    with daemon(folder / "store", "32M", 2) as endpoint:
+    with daemon(folder / "store", "48M", 2) as endpoint:
         yield endpoint
 
 
