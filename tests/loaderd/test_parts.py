@@ -119,7 +119,6 @@ def check_digests(parts: list[Path], folder: Path, mem: int, digests: dict[str, 
             ledger, _, counters = service.status()
             assert counters["peer_rows_asked"] > 0
             assert counters["peer_bytes_asked"] == counters["peer_rows_asked"] * 4 * WIDTH
-            assert counters["peer_retries"] == 0
             assert "peers" in [entry.name for entry in ledger]
 
 
