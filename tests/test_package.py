@@ -87,7 +87,9 @@ def test_what_is_installed_ingests_serves_and_gives_a_batch(commands, tmp_path):
     env = {"NUMBA_DISABLE_JIT": "1"}  # to compile here what was compiled there takes a minute
     run(commands / "blockstore", "generate", "graph", "--nodes", "60", "--degree", "4",
         "--features", "5", cwd=tmp_path, **env)  # fmt: skip
-    run(commands / "blockstore", "ingest", "graph", "store", "--no-summary", cwd=tmp_path, **env)
+    # small blocks: checksums of whole ones are slow without a compiler
+    run(commands / "blockstore", "ingest", "graph", "store", "--no-summary", "--block-size", "16K",
+        cwd=tmp_path, **env)  # fmt: skip
     (tmp_path / "one.py").write_text(ONE_BATCH)
     torch = find_spec("torch")
     assert torch is not None

@@ -70,11 +70,13 @@ class HopReader(ArenaReader):
         specs = session.attached.rows
         self._hops = [i for i, s in enumerate(specs) if s.name not in (LABEL, NODES)]
         self._others = [i for i, s in enumerate(specs) if s.name in (LABEL, NODES)]
-        self._whole: Tensor | None = None  # the arena, if batches may be views of it
-        if views:
+        # the arena in the dtype of each hop array, if batches may be views of it: on this host
+        self._typed: list[Tensor] = []
+        if views and self._arena.size:
             with warnings.catch_warnings():  # torch says that it is not writable
                 warnings.simplefilter("ignore", UserWarning)
-                self._whole = torch.from_numpy(self._arena)
+                whole = torch.from_numpy(self._arena)
+            self._typed = [whole.view(getattr(torch, specs[i].dtype)) for i in self._hops]
         self._lent = -1, -1  # run and step of a batch that is used where it lies
         self.form = ""  # of the last batch: `ChunkReady.form`
 
@@ -90,13 +92,14 @@ class HopReader(ArenaReader):
             input_id, arrays = self._landed(ready.num_rows, ready.pieces)
         else:
             input_id = self._input_id(ready)
-            if self._whole is not None and one_piece:
-                arrays = self._views(self._whole, ready)
+            if self._typed and one_piece:
+                arrays = self._views(ready)
                 self._lent = self._session.run, step
             else:
                 arrays = self._copied(ready, input_id, self._hops)
+            copied = self._copied_piece if one_piece else self._copied
             for i in self._others:
-                arrays |= self._copied(ready, input_id, [i])
+                arrays |= copied(ready, input_id, [i])
         if self._lent != (self._session.run, step):
             self._session.release(step, 0)
         return hop_batch(arrays, input_id, ready.epoch, step)
@@ -134,14 +137,26 @@ class HopReader(ArenaReader):
             at += count
         return out
 
-    def _views(self, whole: Tensor, ready: ChunkReady) -> dict[str, Tensor]:
+    def _views(self, ready: ChunkReady) -> dict[str, Tensor]:
         """Hop arrays as pieces of the arena, which torch believes to be writable."""
         found = {}
-        for i in self._hops:
+        for i, typed in zip(self._hops, self._typed, strict=True):
+            spec, size = self._session.attached.rows[i], typed.element_size()
+            first, count = ready.places[i][0] // size, ready.num_rows * spec.row_bytes // size
+            found[spec.name] = typed[first : first + count].view(ready.num_rows, *spec.row_shape)
+        return found
+
+    def _copied_piece(
+        self, ready: ChunkReady, input_id: NDArray[np.int64], chosen: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """As `_copied`, of rows that lie in one piece: such a batch takes little more than this."""
+        del input_id
+        found = {}
+        for i in chosen:
             spec, place = self._session.attached.rows[i], ready.places[i][0]
-            raw = whole[place : place + ready.num_rows * spec.row_bytes]
-            kind: torch.dtype = getattr(torch, spec.dtype)
-            found[spec.name] = raw.view(kind).view(ready.num_rows, *spec.row_shape)
+            out = self._pool.empty((ready.num_rows, *spec.row_shape), numpy_dtype(spec))
+            out.reshape(-1).view(np.uint8)[:] = self._arena[place : place + out.nbytes]
+            found[spec.name] = row_tensor(spec.name, out, spec.dtype)
         return found
 
     def _copied(

@@ -333,6 +333,7 @@ class StreamRegistry:
         """A session falls behind.  One that has begun gets a stream when it is heard of again."""
         if cursor.place is None:
             stream.drop(cursor)  # it has not begun
+            cursor.rests = True
         else:
             self.left_behind += 1
             self.move(cursor, None)

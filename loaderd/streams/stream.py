@@ -9,7 +9,7 @@ positions, `step * world + rank`: a cursor goes from one position of its rank to
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from blockstore import concurrency
@@ -56,11 +56,16 @@ class Cursor:
     active: bool = False  # its run has batches to come
     place: CursorPosition | None = None  # in its stream, of what it has asked for
     expected: CursorPosition | None = None  # of a newer run, which it will ask for
+    rests: bool = False  # it was waited for and did not come: it is not expected before it joins
     held: dict[int, RingBatch] = field(default_factory=dict)  # by position: sent, not released
     waits: bool = False  # for a stream that is to be opened
     avoids: "Stream | None" = None  # the one that had nothing for it, while another is opened
     batches: int = 0
     meter: Meter = field(default_factory=Meter)
+
+    @property
+    def places(self) -> list[CursorPosition]:
+        return [place for place in (self.place, self.expected) if place is not None]
 
     @property
     def position(self) -> tuple[int, int]:
@@ -111,8 +116,8 @@ class Stream:
         """The earliest position that a cursor wants, and that is not in the ring."""
         if self.closing or self.error is not None:
             return None
-        # `ask` only ever moves over batches that count this cursor among those who want them, so
-        # that the search begins where it ended; `drop_early` moves it back
+        # `ask` only moves over batches that count this cursor among those who want them, so that
+        # the search begins where it ended; `drop_early` moves it back
         found: list[tuple[int, int]] = []
         for cursor, place in self._places():
             # what is built ahead for one that has not come along must leave room for the others
@@ -242,6 +247,7 @@ class Stream:
     def join(self, cursor: Cursor) -> None:
         """A cursor reads the newest run on from where it is; `can_join` has been asked."""
         cursor.place, cursor.expected = self._position(cursor.step, cursor.stride), None
+        cursor.rests = False
         for batch in list(self._ring.values()):
             if cursor.place.wants(batch.run, batch.step):
                 batch.wanted.add(cursor.number)
@@ -283,7 +289,7 @@ class Stream:
         self.epoch, stride = cursor.epoch, cursor.stride
         self.first = self.front = cursor.step // self.world * self.world
         for other in self.cursors.values():
-            if other not in self.waiting:
+            if other not in self.waiting and not other.rests:
                 other.expected = self._position(self.first + other.rank, stride)
         cursor.place, cursor.expected = self._position(cursor.step, stride), None
         self._settle(cursor)
@@ -303,7 +309,7 @@ class Stream:
         """A session that has not begun; it is expected to come along with the others."""
         cursor.stream = self
         self.cursors[cursor.number] = cursor
-        if self.live:
+        if self.live and not cursor.rests:
             late = self.front - self.first > self.depth * self.world
             at = self.front if late else self.first
             at += (cursor.rank - at) % self.world
@@ -487,14 +493,8 @@ class Stream:
         """In the newest run, before anything is asked for; `stride`: in steps of a rank."""
         return CursorPosition(self.run, step, stride * self.world, step)
 
-    def _places(self) -> Iterator[tuple[Cursor, CursorPosition]]:
-        for cursor in self.cursors.values():
-            for place in (cursor.place, cursor.expected):
-                if place is not None:
-                    yield cursor, place
+    def _places(self) -> list[tuple[Cursor, CursorPosition]]:
+        return [(cursor, p) for cursor in self.cursors.values() for p in cursor.places]
 
     def _wants(self, cursor: Cursor, run: int, step: int) -> bool:
-        return any(
-            p is not None and p.wants(run, step) and step % self.world == cursor.rank
-            for p in (cursor.place, cursor.expected)
-        )
+        return step % self.world == cursor.rank and any(p.wants(run, step) for p in cursor.places)

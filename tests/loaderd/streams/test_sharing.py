@@ -12,7 +12,9 @@ from blockstore.owners import write_owners
 from blockstore.store import open_store
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Start
+from loaderd.streams.registry import StreamRegistry
 from loaderd.streams.service import StragglerWatch
+from loaderd.streams.stream import Cursor, Stream
 from tests.graphs import make_csc
 from tests.loaderd.serving import WAIT_S, Serving, Trainer
 from tests.stores import write_store
@@ -98,6 +100,42 @@ def test_one_that_falls_behind_reads_on_its_own(store, plan):
         assert slow.consume(step) == expected[step]
     quick.detach()
     slow.detach()
+    serving.close()
+
+
+def test_one_that_does_not_begin_is_waited_for_once(store, monkeypatch):
+    """A session that is only kept open, such as one for evaluation, costs no pause an epoch."""
+    left: list[int] = []
+    leave = StreamRegistry.leave
+
+    def count(registry: StreamRegistry, cursor: Cursor, stream: Stream) -> None:
+        left.append(cursor.number)
+        leave(registry, cursor, stream)
+
+    monkeypatch.setattr(StreamRegistry, "leave", count)
+    expected, _ = solo(store, 8 << 20, "minibatch", epochs=5)
+    serving = Serving(store, 8 << 20)
+    one, other = serving.attach(window=4), serving.attach(window=4)
+
+    def epoch(number: int, *trainers: Trainer) -> None:
+        for trainer in trainers:
+            trainer.start(number)
+        for step in range(STEPS):
+            for trainer in trainers:
+                assert trainer.consume(step) == expected[number * STEPS + step]
+
+    for number in range(2):
+        epoch(number, one)
+    assert left == [other.session]
+    for number in range(2):  # in turns: the first one waits for the other in vain, too, once
+        epoch(number, other)
+        epoch(number, one)
+    assert left == [other.session, one.session]
+    epoch(3, one, other)
+    epoch(4, one)  # one that came along is expected to do so again
+    assert left == [other.session, one.session, other.session]
+    one.detach()
+    other.detach()
     serving.close()
 
 
