@@ -110,12 +110,12 @@ def _count(workload: Workload, partly: bool, together: int) -> _Counted:
             _take(itertools.islice(batches, data.attached().window))
         elif workload.plan == "hyperbatch":
             _take(itertools.islice(batches, together + 1))
-            batches = iter(data)  # the next epoch
         else:
             _take(batches)
-            batches = iter(data)
         before = counters(endpoint)["bytes_read"] if partly else _settled(endpoint)
         begun = time.perf_counter()
+        if not partly:
+            batches = iter(data)  # the next epoch, which reads ahead from here on
         taken = _take(itertools.islice(batches, workload.steps if partly else None))
         seconds = time.perf_counter() - begun
         read = counters(endpoint)["bytes_read"] if partly else _settled(endpoint)

@@ -109,16 +109,27 @@ def hyperbatch_reads(
     passes = np.ones(len(occupancy.graph.nodes), bool)
     passes[share.stay] = False
     nodes, brought = occupancy.graph.nodes[passes], 0.0
-    rows = nodes.sum(1)
-    for (before, batches), count in Counter(pairwise([0, *groups])).items():
+    # areas hold what is handed out, what is brought in, and what is known of the groups after it
+    rows, known = nodes.sum(1), max(0.0, cut.areas * cut.chunk / cut.size - 2)
+
+    def missing(before: int, batches: int) -> tuple[float, Load]:
+        """Bytes of rows that a group lacks, and what is read for them."""
         # what the group before wanted is there, and some of what those before that one did
-        kept = _still_there(occupancy.wanted(before), nodes.sum(0), share.entries)
+        kept = rows_still_there(occupancy.wanted(before), nodes.sum(0), share.entries, known)
         absent = nodes @ (occupancy.wanted(batches) * (1 - kept)) / np.maximum(rows, 1)
-        brought += count * float(rows @ absent) * sum(widths)
+        found = Load()
         for width in widths:
-            load = _pages_of(rows, width, absent, disk)
-            epoch = epoch.plus(count * load.bytes, count * load.calls)
-    return Reads(first.plus(fill, fill / RUN_BYTES), epoch, graph, fill, brought, groups)
+            found = found.plus(*_pages_of(rows, width, absent, disk))
+        return float(rows @ absent) * sum(widths), found
+
+    # the rows that an epoch ends with are there when the next one begins
+    for (before, batches), count in Counter(pairwise([groups[-1], *groups])).items():
+        lacks, load = missing(before, batches)
+        brought += count * lacks
+        epoch = epoch.plus(count * load.bytes, count * load.calls)
+    (_, cold), (_, warm) = missing(0, groups[0]), missing(groups[-1], groups[0])
+    first = first.plus(fill + cold.bytes - warm.bytes, fill / RUN_BYTES + cold.calls - warm.calls)
+    return Reads(first, epoch, graph, fill, brought, groups)
 
 
 def _pages_of(rows: Counts, width: int, wanted: Counts, disk: DeviceCost) -> Load:
@@ -138,16 +149,18 @@ def _groups(steps: int, cut: HyperSizing) -> list[int]:
     return sizes
 
 
-def _still_there(wanted: Counts, nodes: Counts, entries: int) -> Counts:
-    """Probability that a row that passes is in one of the entries after a group.
+def rows_still_there(wanted: Counts, nodes: Counts, entries: int, known: float) -> Counts:
+    """Probability that a row that passes is in one of the entries when a group wants it.
 
-    As if those used longest ago had left (Che's approximation): a row is there if one of the last t
-    groups wanted it, and t is such that the entries are full.
+    It is there if one of the last t groups wanted it, and t is such that the entries are full: as
+    in Che's approximation, but that a row that none of the `known` groups to come wants leaves by
+    so many groups earlier.
     """
     low, high = 0.0, 1e6
     for _ in range(60):
         t = (low + high) / 2
-        full = float(nodes @ (1 - (1 - wanted) ** t)) > entries
+        gone = (1 - wanted) ** t * (1 + max(0.0, min(t - 1, known)) * wanted)
+        full = float(nodes @ (1 - gone)) > entries
         low, high = (low, t) if full else (t, high)
     found: Counts = 1 - (1 - wanted) ** low
     return found
@@ -159,17 +172,17 @@ def minibatch_rows(
     """Pages of rows of an epoch of minibatches, but of blocks that stay in memory."""
     rows = occupancy.graph.nodes.sum(1)
     wanted = occupancy.graph.nodes @ occupancy.wanted(1) / np.maximum(rows, 1)
-    # blocks that every batch wants stay, those of the most wanted rows
-    blocks, order = np.zeros(rows.size), np.argsort(-wanted)
+    # A block that is wanted makes room for none, so those that came first stay: the first batch
+    # asks for its blocks array by array, in the order of rows.
+    found, room = Load(), float(memory.row_slots)
     for served in memory.served:
-        blocks += rows / row_geometry(served.array, manifest.block_bytes).rows_per_block
-    before = np.cumsum(blocks[order]) - blocks[order]
-    passes = np.empty(rows.size)
-    room = memory.row_slots - before
-    passes[order] = 1 - np.clip(room / np.maximum(blocks[order], 1e-9), 0, 1)
-    found = Load()
-    for width in served_widths(memory):
-        load = _pages_of(rows * passes, width, wanted, disk)
+        per_block = row_geometry(served.array, manifest.block_bytes).rows_per_block
+        used = -np.expm1(-wanted * per_block * 2 * memory.cut.window)  # before it may leave
+        blocks = used * rows / per_block
+        before = np.cumsum(blocks) - blocks
+        there = used * np.clip((room - before) / np.maximum(blocks, 1e-9), 0, 1)
+        room = max(0.0, room - float(blocks.sum()))
+        load = _pages_of(rows * (1 - there), served.array.row_bytes, wanted, disk)
         found = found.plus(memory.steps * load.bytes, memory.steps * load.calls)
     return found
 
