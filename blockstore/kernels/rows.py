@@ -52,20 +52,22 @@ class RowView(NamedTuple):
 
 @leaf
 def mark_blocks(nodes, num, view, marks):
-    """marks[b] = 1 for each block that holds a row of the nodes.
+    """Count in each block the nodes that have their row there, up to 255.
 
     nodes   id_dtype (>= num,)    store ids; those of other types have no row
     view    RowView
     marks   uint8 (num_blocks,)   the caller clears it
     """
-    per_block = np.uint32(min(view.rows_per_block, view.num_nodes))
+    per_block, most = np.uint32(min(view.rows_per_block, view.num_nodes)), np.uint8(255)
     for i in range(num):
         row = np.int64(nodes[i]) - view.first
         if 0 <= row < view.num_nodes:
             if view.num_nodes < 2**32:
-                marks[np.uint32(row) // per_block] = 1
+                block = np.int64(np.uint32(row) // per_block)
             else:
-                marks[row // view.rows_per_block] = 1
+                block = row // view.rows_per_block
+            if marks[block] < most:
+                marks[block] += 1
 
 
 @leaf

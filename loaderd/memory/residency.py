@@ -146,7 +146,8 @@ class BlockPool:
         self._file_pins[file] -= 1
 
     def hold(self, file: int, blocks: NDArray[np.int64], min_age: int = 0) -> PinnedBlocks:
-        """Pin distinct blocks; those absent get a slot that is free or unused for `min_age` ticks.
+        """Pin distinct blocks; those absent get a slot that is free or unused for `min_age` ticks,
+        the first of them before the others.
 
         The caller reads the blocks after `num_present` and then calls `loaded` (or `failed`).  A
         block in another caller's hands counts as present: wait until `slot_of_block` shows it.
@@ -406,7 +407,7 @@ class Residency(Generic[PoolT_co]):
     def hold(
         self, file: int, blocks: NDArray[np.int64], min_age: int = 0, account: Account | None = None
     ) -> PinnedBlocks:
-        """Hold distinct, ascending blocks, reading those that are absent and can get a slot.
+        """Hold distinct blocks, reading those that are absent and can get a slot, first ones first.
 
         account   of a `GraphPool`: a worker waits until all of its blocks find a slot, others until
                   some do
@@ -439,6 +440,8 @@ class Residency(Generic[PoolT_co]):
     def _read(self, file: int, held: PinnedBlocks) -> None:
         """Read what was claimed, and wait for what others read; nothing is held after an error."""
         wanted, slots = held.blocks[held.num_present :], held.slots[held.num_present :]
+        order = np.argsort(wanted)
+        wanted, slots = wanted[order], slots[order]
         try:
             if wanted.size:
                 self._reader.read(self._first_file + file, wanted, slots)

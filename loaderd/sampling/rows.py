@@ -119,6 +119,8 @@ class RowAssembler:
                     marks = work.marks[: file.num_blocks]
                     mark_blocks(work.items, num, file.view, marks)
                     needed = np.flatnonzero(marks).astype(np.int64)
+                    # where not all have room, those stay of which this batch wants most
+                    needed = needed[np.argsort(255 - marks[needed], kind="stable")]
                     marks[needed] = 0
                     held.append(self._residency.hold(file.number, needed, min_age))
                 missing[a] = address_rows(work.items, num, file.view, work.addresses[a])

@@ -173,13 +173,14 @@ def minibatch_rows(
     rows = occupancy.graph.nodes.sum(1)
     wanted = occupancy.graph.nodes @ occupancy.wanted(1) / np.maximum(rows, 1)
     # A block that is wanted makes room for none, so those that came first stay: the first batch
-    # asks for its blocks array by array, in the order of rows.
+    # asks for its blocks array by array, those first of which it wants most rows.
     found, room = Load(), float(memory.row_slots)
     for served in memory.served:
         per_block = row_geometry(served.array, manifest.block_bytes).rows_per_block
         used = -np.expm1(-wanted * per_block * 2 * memory.cut.window)  # before it may leave
-        blocks = used * rows / per_block
-        before = np.cumsum(blocks) - blocks
+        blocks, order = used * rows / per_block, np.argsort(-wanted, kind="stable")
+        before = np.empty(blocks.size)
+        before[order] = np.cumsum(blocks[order]) - blocks[order]
         there = used * np.clip((room - before) / np.maximum(blocks, 1e-9), 0, 1)
         room = max(0.0, room - float(blocks.sum()))
         load = _pages_of(rows * (1 - there), served.array.row_bytes, wanted, disk)

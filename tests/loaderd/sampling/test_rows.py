@@ -144,6 +144,18 @@ def test_every_row_is_where_its_address_says(nodes, pool_slots, transit, cuts, h
     assert not parts.pool.pinned().any()
 
 
+def test_those_blocks_stay_of_which_a_batch_wants_most():
+    """Hot rows need not be the first: a store may stand partition by partition."""
+    per, last = GEOMETRY[0].rows_per_block, GEOMETRY[0].num_blocks - 1
+    one_of_each = [FIRST + block * per for block in range(last + 1)]
+    whole = range(FIRST + (last - 1) * per, FIRST + last * per)
+    parts = Parts(2)
+    num = parts.put([*one_of_each, *whole, FIRST + 1])
+    found = parts.assembler.address(parts.work, num, 0)
+    assert np.flatnonzero(parts.pool.slot_of_block[0] >= 0).tolist() == [0, last - 1]
+    parts.assembler.drop(found.pins)
+
+
 def check(parts: Parts, positions: Any, nodes: Any) -> None:
     for i in positions:
         for a, width in enumerate(WIDTHS):
