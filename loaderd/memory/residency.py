@@ -440,10 +440,10 @@ class Residency(Generic[PoolT_co]):
     def _read(self, file: int, held: PinnedBlocks) -> None:
         """Read what was claimed, and wait for what others read; nothing is held after an error."""
         wanted, slots = held.blocks[held.num_present :], held.slots[held.num_present :]
-        order = np.argsort(wanted)
-        wanted, slots = wanted[order], slots[order]
         try:
             if wanted.size:
+                order = np.argsort(wanted)
+                wanted, slots = wanted[order], slots[order]
                 self._reader.read(self._first_file + file, wanted, slots)
         except BaseException as error:
             with self._changed:

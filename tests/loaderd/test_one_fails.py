@@ -204,7 +204,7 @@ def wait_settled(sessions: Sessions, before: Any) -> None:
     assert settled(sessions) == before
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("plan", PLANS)
 def test_whatever_fails_others_go_on_and_nothing_is_left(plan, stores, injector):
     hops = plan in ("chunks", "rows")
