@@ -1,7 +1,7 @@
 """Rows in memory: which row is in which entry, which entries make room, what must be read.
 
-A region is 2**shift adjacent rows.  The rows of some regions stay, and their entries follow from
-the region's first one; rows of the others come and go one by one.
+A region is 2**shift adjacent rows.  The rows of some regions stay, in entries that several tables
+may share and that follow from the region's first one; rows of the others come and go one by one.
 
 Arguments that the kernels share:
 
@@ -31,21 +31,23 @@ LEVELS = COMING + _FAR + 1
 
 
 class CacheTable(NamedTuple):
-    """The rows of a type, and the entries that hold some of them.
+    """The rows of a type, and the entries that hold those of regions that do not stay."""
 
-    The first `kept` entries are of regions that stay; the arrays by entry begin behind them, and so
-    do the entries that `place` tells.
-    """
-
-    base: NDArray[np.int32]  # (regions,) first entry of a region that stays, ABSENT_ROW of others
+    stays: NDArray[np.uint8]  # (regions,) not 0: the rows of this region stay
     shift: np.int64
-    kept: np.int64
     place: NDArray[np.int32]  # (num_nodes,) entry of each row, ABSENT_ROW; LISTED: to be read
     node: NDArray[Any]  # id_dtype (entries,) row in each entry; the highest value: free
     last: NDArray[np.int32]  # (entries,) last batch that uses the row, as far as known
     coming: NDArray[np.int32]  # (entries,) next batch that will use it, NEVER if none is known
     uses: NDArray[np.uint8]  # (entries,) groups of batches that used it, halved now and then
     empty: np.uint64  # what `node` holds in a free entry
+
+
+class StayingEntries(NamedTuple):
+    """Where the rows of regions that stay are, of one array."""
+
+    first: NDArray[np.int32]  # (regions,) entry of a region's first row, ABSENT_ROW: it has none
+    slots: NDArray[np.int64]  # arena slots of these entries
 
 
 @leaf
@@ -73,7 +75,7 @@ def _ask_ahead(nodes, i, num, first, num_nodes, table):
     """Prefetch the place of a row that comes soon, unless its region stays."""
     if i + _AHEAD < num:
         ahead = np.int64(nodes[i + _AHEAD]) - first
-        if 0 <= ahead < num_nodes and table.base[ahead >> table.shift] < 0:
+        if 0 <= ahead < num_nodes and not table.stays[ahead >> table.shift]:
             prefetch(table.place, ahead)
 
 
@@ -88,12 +90,12 @@ def list_absent(nodes, num, first, num_nodes, table, until, out, count):
 
     Returns the new count, int64.
     """
-    base, shift = table.base, table.shift
+    stays, shift = table.stays, table.shift
     place, last, uses = table.place, table.last, table.uses
     for i in range(num):
         _ask_ahead(nodes, i, num, first, num_nodes, table)
         row = np.int64(nodes[i]) - first
-        if 0 <= row < num_nodes and base[row >> shift] < 0:
+        if 0 <= row < num_nodes and not stays[row >> shift]:
             entry = place[row]
             if entry >= 0:
                 if last[entry] != until:
@@ -121,11 +123,11 @@ def note_use(nodes, num, first, num_nodes, table, batch, uses):
     `uses` is the last use so far where batches come in order, the next one where they come in
     descending order.
     """
-    base, shift, place = table.base, table.shift, table.place
+    stays, shift, place = table.stays, table.shift, table.place
     for i in range(num):
         _ask_ahead(nodes, i, num, first, num_nodes, table)
         row = np.int64(nodes[i]) - first
-        if 0 <= row < num_nodes and base[row >> shift] < 0:
+        if 0 <= row < num_nodes and not stays[row >> shift]:
             entry = place[row]
             if entry >= 0:
                 uses[entry] = batch
@@ -246,12 +248,13 @@ def _divide(entry, divisor):
 
 
 @leaf
-def copy_extents(source, runs, rows, layout, table, first_entry, area, data, slot_bytes):
+def copy_extents(source, runs, rows, layout, cached, first_entry, area, data, slot_bytes):
     """The rows of runs of pages into their entries.
 
     source       uint8             the pages, run after run
     runs         int64 (runs, 5)   as `plan_extents` gives them, of `rows`
-    table        CacheTable        which entry a row has; None: rows[i] has `first_entry` + i
+    cached       CacheTable, StayingEntries   which entry a row has; None: rows[i] has
+                                   `first_entry` + i
     area         int64             arena slots of the array's entries
     data         uint8             the arena
     """
@@ -262,28 +265,34 @@ def copy_extents(source, runs, rows, layout, table, first_entry, area, data, slo
         first = runs[k, 0] * layout.blocks_per_shard * layout.block_bytes + runs[k, 1] * _PAGE
         first -= start
         for i in range(runs[k, 3], runs[k, 4]):
-            row, entry = np.int64(rows[i]), np.int64(first_entry + i)
-            if table is not None:
-                entry = np.int64(table.base[row >> table.shift])
-                if entry >= 0:
+            row, entry, slots = np.int64(rows[i]), np.int64(first_entry + i), area
+            if cached is not None:
+                table, staying = cached
+                region = row >> table.shift
+                if table.stays[region]:
+                    entry = np.int64(staying.first[region])
                     entry += row & ((np.int64(1) << table.shift) - 1)
+                    slots = staying.slots
                 else:
-                    entry = table.kept + np.int64(table.place[row])
+                    entry = np.int64(table.place[row])
             block = row // layout.rows_per_block
             at = (row - block * layout.rows_per_block) * row_bytes
             at += block * layout.block_bytes - first
-            target = area[entry // per_slot] * slot_bytes + entry % per_slot * row_bytes
+            target = slots[entry // per_slot] * slot_bytes + entry % per_slot * row_bytes
             copy_row(source, at, data, target, row_bytes)
         start += runs[k, 2] * _PAGE
 
 
 @leaf
-def address_entries(nodes, num, first, num_nodes, table, area, slot_bytes, row_bytes, out):
+def address_entries(nodes, num, first, num_nodes, cached, area, slot_bytes, row_bytes, out):
     """Arena byte offset of each node's row, all of which have an entry; NO_ROW for other types.
 
-    out   uint64 (>= num,)
+    cached   CacheTable, StayingEntries
+    area     int64             arena slots of the array's entries
+    out      uint64 (>= num,)
     """
-    base, place, shift, kept = table.base, table.place, table.shift, table.kept
+    table, staying = cached
+    stays, place, shift = table.stays, table.place, table.shift
     inside = (np.int64(1) << shift) - 1
     per_slot = slot_bytes // row_bytes
     divisor = _divisor(per_slot)
@@ -293,7 +302,9 @@ def address_entries(nodes, num, first, num_nodes, table, area, slot_bytes, row_b
         if row < 0 or row >= num_nodes:
             out[i] = NO_ROW
             continue
-        entry = np.int64(base[row >> shift])
-        entry = entry + (row & inside) if entry >= 0 else kept + np.int64(place[row])
+        region = row >> shift
+        staying_row = stays[region] != 0
+        entry = np.int64(staying.first[region]) + (row & inside) if staying_row else place[row]
         slot = _divide(entry, divisor)
-        out[i] = area[slot] * slot_bytes + (entry - slot * per_slot) * row_bytes
+        start = staying.slots[slot] if staying_row else area[slot]
+        out[i] = start * slot_bytes + (entry - slot * per_slot) * row_bytes

@@ -43,6 +43,7 @@ class RegionCurve(NamedTuple):
     row_bytes: NDArray[np.int64]  # (regions,) that a row takes in memory, of all arrays
     widths: NDArray[np.int64]  # (arrays, regions) bytes of a row in each; 0: there are fewer
     wanted: NDArray[np.int64]  # (points, regions) different rows of the first 1, 2, 4, ...
+    kept: NDArray[np.bool_]  # (regions,) in memory anyway: it takes no room, and is not read again
 
     def grown(self, batches: float) -> NDArray[np.float64]:
         """Different rows of each region that so many minibatches want.
@@ -75,7 +76,8 @@ class HyperbatchSize(NamedTuple):
     """How many minibatches are built together, and which regions stay in memory meanwhile."""
 
     batches: int
-    stay: NDArray[np.int64]  # regions, those first whose rows are wanted most
+    stay: NDArray[np.int64]  # regions: those in memory anyway, then those first whose rows are
+    #   wanted most
     passing: NDArray[np.float64]  # (regions,) rows of the others that are in memory at a time
     room: float  # bytes for these
 
@@ -89,6 +91,7 @@ class RowMemory(NamedTuple):
     best: Callable[[NDArray[Any], NDArray[Any]], int]  # of ways to read, by their pages and runs
     spare: float  # room for rows that pass, over what a hyperbatch wants of them
     begun: tuple[float, float] = (0.0, 0.0)  # pages, runs for a hyperbatch of any size
+    alike: int = 1  # sessions of as much memory that keep regions for one another
 
 
 _AMPLE = 8  # minibatches; more only if that saves reading
@@ -107,13 +110,14 @@ def choose_size(
 
     Rows of the other regions pass: those that some minibatches before wanted are in memory, and a
     hyperbatch reads what else it wants.  More minibatches read the same pages for more, but their
-    structures take memory from rows.  Regions stay in the order of the share of their rows that is
-    wanted.
+    structures take memory from rows.  Regions that are in memory anyway stay; others do in the
+    order of the share of their rows that is wanted.
 
     num_steps   minibatches of an epoch, at the beginning of which nothing is in memory
     asked       the size, or as much of it as has room; 0: as is best
     """
-    order = np.argsort(-curve.wanted[-1] / np.maximum(1, curve.rows), kind="stable")
+    heat = curve.wanted[-1] / np.maximum(1, curve.rows)  # at most 1
+    order = np.argsort(np.where(curve.kept, -2.0, -heat), kind="stable")
     alike, ordered = _grouped(curve, order)
     found: list[_Cut] = []
     for size in _sizes(min(asked or num_steps, num_steps)):
@@ -143,7 +147,8 @@ def _grouped(curve: RegionCurve, order: NDArray[np.int64]) -> tuple[NDArray[np.i
 
     Returns the number of the group of each region, in this order, and the curve of the groups.
     """
-    widths, kind = np.unique(curve.widths[:, order], axis=1, return_inverse=True)
+    unlike = np.vstack([curve.widths, curve.kept])
+    widths, kind = np.unique(unlike[:, order], axis=1, return_inverse=True)
     heat = np.arange(order.size) * min(_GROUPS, order.size) // max(1, order.size)
     _, first, alike = np.unique(
         heat * widths.shape[1] + kind.ravel(), return_index=True, return_inverse=True
@@ -153,8 +158,9 @@ def _grouped(curve: RegionCurve, order: NDArray[np.int64]) -> tuple[NDArray[np.i
         np.bincount(alike, values[order]).astype(np.int64) for values in (curve.rows, *curve.wanted)
     )
     return alike, RegionCurve(
-        rows, curve.row_bytes[starts], curve.widths[:, starts], np.stack(wanted)
-    )
+        rows, curve.row_bytes[starts], curve.widths[:, starts], np.stack(wanted),
+        curve.kept[starts],
+    )  # fmt: skip
 
 
 def _sizes(most: int) -> Iterator[int]:
@@ -205,14 +211,16 @@ def _share(
     # a row that one of these alone wants leaves after it, as it is known who wants what
     again = np.maximum(0.0, there - lacks * past / size)
     held = np.maximum(memory.spare * curve.grown(size), again + lacks)
-    stays = _sums(curve.rows * curve.row_bytes)
+    # each of several sessions that are alike pays for a part of what stays
+    paid = ~curve.kept if memory.alike == 1 else 1 / memory.alike
+    stays = _sums(curve.rows * curve.row_bytes * paid)
     passes, others = (
         _sums((rows * (curve.row_bytes + memory.entry_bytes))[::-1])[::-1]
         for rows in (held, curve.rows)
     )
     room = memory.room(size)
     passes = np.maximum(passes, np.minimum(others, room / _LEAST_PASSING))
-    useful = 1 + np.count_nonzero(curve.wanted[-1])
+    useful = 1 + np.count_nonzero(curve.kept | (curve.wanted[-1] > 0))
     fitting = np.flatnonzero((stays + passes)[:useful] <= room)
     if not fitting.size:
         return None

@@ -132,6 +132,7 @@ class Opening(NamedTuple):
     number: int
     request: Attach
     frame: NDArray[np.int64] | None  # ids and times of seeds, if the request names no split
+    alike: int = 1  # sessions of its plan, itself too, that are to be open together
 
 
 class Kind(NamedTuple):

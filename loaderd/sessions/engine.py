@@ -172,16 +172,18 @@ class Engine(Closing):
         return map_digest(self.store, request)
 
     def open(
-        self, request: Attach, seeds: NDArray[np.int64] | None, epoch: int = 0
+        self, request: Attach, seeds: NDArray[np.int64] | None, epoch: int = 0, alike: int = 1
     ) -> EngineSession:
         """A session, for one consumer; reads the seeds' store ids from disk.
 
         epoch   that it is to serve; there are sessions that do not serve every one
+        alike   sessions of its plan, itself too, that are to be open together
 
         Raises Refused, StoreError, ShuttingDown.
         """
         self.wait_ended(WAIT_S)  # for what sessions that end still hold
-        opening, kind = Opening(next(self._numbers), request, seeds), find_kind(request.plan)
+        opening = Opening(next(self._numbers), request, seeds, alike)
+        kind = find_kind(request.plan)
         session: EngineSession | None = open_packed(self.resources, opening, epoch)
         if session is None:
             session = kind.open(self.resources, opening)

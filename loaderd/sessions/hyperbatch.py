@@ -25,6 +25,7 @@ from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.failures import error_text
 from loaderd.sampling.hyperbatch.compact import expand
+from loaderd.sampling.hyperbatch.regions import StayingMember, StayingRegions
 from loaderd.sampling.hyperbatch.rowcache import RowCache
 from loaderd.sampling.hyperbatch.session import (
     Hyper,
@@ -84,9 +85,10 @@ class HyperbatchSession(SampledSession):
         served: list[ServedRows],
         memory: BatchMemory,
         hyper: HyperMemory,
+        staying: StayingMember | None = None,
     ) -> None:
         super().__init__(resources, number, spec, served, memory)
-        self._cut, self._cache = hyper.cut, hyper.cache
+        self._cut, self._cache, self._staying = hyper.cut, hyper.cache, staying
         self._nothing_missing = nothing_missing(served)
         sampler = self._make_sampler(hyper.sampling)
         self._hyper = Hyper(spec.plan, sampler, hyper, self, resources.trace)
@@ -206,6 +208,14 @@ class HyperbatchSession(SampledSession):
         with self._lock:
             return self._state.waits or self._hyper.waits
 
+    def _taken(self) -> int:
+        return super()._taken() + (0 if self._staying is None else self._staying.num_slots)
+
+    def _free(self) -> None:
+        super()._free()
+        if self._staying is not None:
+            self._resources.broker.give(self._staying.leave())
+
     def _stop(self) -> None:
         self._hyper.stop()
 
@@ -229,10 +239,16 @@ class HyperbatchSession(SampledSession):
         cut = self._cut
         return (
             f"; hyperbatches of {cut.size}: {cut.areas} x {cut.area} slots of structure, "
-            f"{cut.sampling.slots} of scratch, {cut.rows} slots of rows "
-            f"({sum(share.stay_rows for share in cut.shares):,} that stay, "
-            f"{sum(share.entries for share in cut.shares):,} that pass), "
-            f"{cut.tables} of tables"
+            f"{cut.sampling.slots} of scratch, {self._staying_text()}{cut.rows} slots for "
+            f"{sum(share.entries for share in cut.shares):,} rows that pass, {cut.tables} of tables"
+        )
+
+    def _staying_text(self) -> str:
+        if self._staying is None or not isinstance(self._cache, RowCache):
+            return ""
+        return (
+            f"{self._staying.num_slots} slots of rows that stay for all sessions of these "
+            f"({self._cache.stay_rows:,} in all), "
         )
 
 
@@ -256,15 +272,44 @@ def open_hyperbatches(resources: StoreResources, opening: Opening) -> SampledSes
         return open_session(resources, number, plain)
     with explained_shortage(resources, sized.need.least), resources.allocation() as allocation:
         draft = draft_session(resources, asked, sized, allocation)
-        wanted = LookAhead(resources, draft).cut(asked.request.hyperbatch)
-        hyper = None if wanted is None else _take(resources, draft, wanted)
-        if hyper is None:
-            return _fall_back(resources, number, draft, plain)
-        quota = allocation.slots(hyper.cut.quota)
-        memory = BatchMemory(
-            allocation, draft.workspaces, quota, draft.cut.window, draft.cut.transit
-        )
-        return HyperbatchSession(resources, number, draft.spec, asked.served, memory, hyper)
+        staying = resources.shared(_staying_rows).join(asked.served)
+        try:
+            wanted = LookAhead(resources, draft).cut(
+                asked.request.hyperbatch, staying.regions.kept(), opening.alike
+            )
+            hyper = None if wanted is None else _take(resources, draft, wanted, staying)
+            if hyper is None:
+                resources.broker.give(staying.leave())
+                return _fall_back(resources, number, draft, plain)
+            quota = allocation.slots(hyper.cut.quota)
+            memory = BatchMemory(
+                allocation, draft.workspaces, quota, draft.cut.window, draft.cut.transit
+            )
+            return HyperbatchSession(
+                resources, number, draft.spec, asked.served, memory, hyper, staying
+            )
+        except BaseException:
+            resources.broker.give(staying.leave())
+            raise
+
+
+class _StayingRows:
+    """Rows that stay in memory for the sessions of a store, by the arrays that these serve."""
+
+    def __init__(self, slot_bytes: int) -> None:
+        self._slot_bytes = slot_bytes
+        self._found: dict[tuple[int, ...], StayingRegions] = {}
+
+    def join(self, served: Sequence[ServedRows]) -> StayingMember:
+        """As a session that serves these arrays; one session at a time is opened."""
+        arrays = tuple(rows.number for rows in served)
+        if arrays not in self._found:
+            self._found[arrays] = StayingRegions(served, self._slot_bytes)
+        return self._found[arrays].join()
+
+
+def _staying_rows(resources: StoreResources) -> _StayingRows:
+    return _StayingRows(resources.budget.slot_bytes)
 
 
 class _HyperSize(NamedTuple):
@@ -310,7 +355,9 @@ def take_sampling(allocation: Allocation, slots: SamplingSlots, slot_bytes: int)
     return SamplingMemory.cut(memory, slots.early, slots.begun * slot_bytes)
 
 
-def _take(resources: StoreResources, draft: SessionDraft, cut: HyperSizing) -> HyperMemory | None:
+def _take(
+    resources: StoreResources, draft: SessionDraft, cut: HyperSizing, staying: StayingMember
+) -> HyperMemory | None:
     """Take areas and cache; None if the arena's free slots lie too far apart."""
     allocation, settings = draft.allocation, resources.settings
     try:
@@ -322,9 +369,11 @@ def _take(resources: StoreResources, draft: SessionDraft, cut: HyperSizing) -> H
             return HyperMemory(cut, areas, sampling, None)
         tables = allocation.run(cut.tables, LOOK_WAIT_S)
         transit = [allocation.run(cut.run, LOOK_WAIT_S) for _ in range(settings.readers)]
+        rows = allocation.slots(cut.rows)
+        staying.add([share.stay for share in cut.shares], resources.broker.take(cut.staying))
         cache = RowCache(
-            resources.rows._replace(served=draft.served), cut.shares, tables,
-            allocation.slots(cut.rows), transit, row_cost(resources, transit),
+            resources.rows._replace(served=draft.served), cut.shares, tables, rows, transit,
+            row_cost(resources, transit), staying,
         )  # fmt: skip
         return HyperMemory(cut, areas, sampling, cache)
     except Refused:

@@ -17,7 +17,7 @@ from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Sizes, workspace_bytes
 from loaderd.monitoring.devicecost import RUN_BYTES, DeviceCost
 from loaderd.monitoring.logs import tell
-from loaderd.sampling.hyperbatch.rowcache import region_rows, region_shift, rows_by_type
+from loaderd.sampling.hyperbatch.regions import region_rows, region_shift, rows_by_type
 from loaderd.sampling.hyperbatch.session import (
     Sampled,
     SamplingMemory,
@@ -91,22 +91,32 @@ class LookAhead:
         # whether batches are sampled hop by hop over blocks
         self._together = resources.broker.graph_preferred < resources.budget.graph_blocks
 
-    def cut(self, asked: int) -> HyperSizing | None:
+    def cut(
+        self, asked: int, kept: Sequence[NDArray[np.bool_]] = (), alike: int = 1
+    ) -> HyperSizing | None:
         """The memory of a session of hyperbatches, its small workspaces taken; None: no room.
 
         asked   minibatches of a hyperbatch, 0: as many as have room
+        kept    for each node type: which of its regions stay for other sessions; (): none
+        alike   sessions that keep regions for one another, this one too
         """
         resources, draft = self._resources, self._draft
         seen = self._look()
         if seen is None:
             return None
-        estimate = self._estimate(seen)
+        estimate = self._estimate(seen)._replace(alike=alike)
+        if kept:
+            estimate = estimate._replace(kept=np.concatenate(kept))
         try:
             self._add_small_workspaces(seen.structures)
         except Refused:
             return None
         settings = resources.settings
-        room = int(resources.broker.row_slots() * settings.session_share)  # not the graph's
+        slots = resources.broker.row_slots()  # not the graph's
+        if alike > 1:  # as much for each: a half, a quarter, ... as of the arena
+            pooled = resources.broker.num_slots - resources.broker.graph_slots()
+            slots = min(slots, (pooled >> (alike - 1).bit_length()) - len(draft.allocation))
+        room = int(slots * settings.session_share)
         return cut_hyper(
             room, resources.rows._replace(served=draft.served), draft.need, estimate,
             settings.readers, draft.cut.window, asked,

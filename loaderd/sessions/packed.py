@@ -26,7 +26,7 @@ from loaderd.plans.base import EVERY_RANK
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.failures import error_text
-from loaderd.sampling.hyperbatch.rowcache import rows_by_type
+from loaderd.sampling.hyperbatch.regions import rows_by_type
 from loaderd.sampling.hyperbatch.session import (
     HyperMemory,
     Sampled,
@@ -219,7 +219,7 @@ def _take(
     rows = PackedRows(index, files, geometry, resources.budget.slot_bytes, hot, groups)
     sampler = PackedSampler(index, files, resources.arena.data)
     cut = HyperSizing(
-        1, memory.together, memory.structures, memory.run, SamplingSlots(), 0, (), memory.hot, 0,
+        1, memory.together, memory.structures, memory.run, SamplingSlots(), 0, (), memory.hot, 0, 0,
         memory.window * memory.batch,
     )  # fmt: skip
     parts = _Parts(index, files, sampler, rows, memory, owners)

@@ -153,6 +153,14 @@ class SampledSession:
     def _end_threads(self) -> None:
         """Without the lock, after `_stop`: wait for them."""
 
+    def _taken(self) -> int:
+        """Slots of the arena that it has."""
+        return len(self._memory.allocation)
+
+    def _free(self) -> None:
+        """Give them back."""
+        self._memory.allocation.free()
+
     def _own_counters(self) -> dict[str, int]:
         return {}
 
@@ -254,7 +262,7 @@ class SampledSession:
 
     def held_bytes(self) -> int:
         with self._lock:
-            return len(self._memory.allocation) * self._resources.budget.slot_bytes
+            return self._taken() * self._resources.budget.slot_bytes
 
     def ledger_entry(self) -> LedgerEntry:
         with self._lock:
@@ -419,7 +427,7 @@ class SampledSession:
         """Give back the memory of a detached session once nobody has anything of it."""
         if self._closed and self._over.is_set() and not self._freed and self._idle():
             self._freed = True
-            self._memory.allocation.free()
+            self._free()
             self._resources.ended(self)
 
 

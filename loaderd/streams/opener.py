@@ -1,8 +1,10 @@
 """Streams are opened for sessions, and the memory is shared out again if there are more of them."""
 
 import contextlib
-from collections.abc import Callable, Container
+from collections import Counter
+from collections.abc import Callable, Container, Hashable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from blockstore import concurrency
 from blockstore.errors import StoreError
@@ -46,6 +48,14 @@ def allowed_s(num_batches: int, ready_s: float) -> float:
     return 2 * ready_s / num_batches if num_batches else FIRST_S - ready_s
 
 
+class _Ended(NamedTuple):
+    """A stream that others are to follow."""
+
+    group: StreamGroup
+    order: StreamRequest  # of another one in its place
+    cursors: Sequence[Cursor]
+
+
 class StreamOpener:
     """Opens streams within fair shares of the arena, one at a time: each takes memory."""
 
@@ -71,6 +81,7 @@ class StreamOpener:
         Raises Refused, StoreError.  `opening` is held.
         """
         share, broker, stubborn = self._registry.fair_share(1), order.engine.broker, set[Stream]()
+        order = order._replace(alike=1 + self._count_kinds()[order.kind])
         self._stores.gather(order.engine, share, self._registry.is_busy)
         if cut and share and broker.available() < share:
             stubborn = self._share_out(order, share)
@@ -89,7 +100,7 @@ class StreamOpener:
     def _take(self, key: StreamKey, order: StreamRequest, share: int) -> Stream:
         engine = order.engine
         with engine.broker.at_most(share) if share else contextlib.nullcontext():
-            session = engine.open(order.request, order.ids, order.epoch)
+            session = engine.open(order.request, order.ids, order.epoch, order.alike)
         attached = session.describe(0)
         if attached.owners != key.owners:
             engine.close_session(session)
@@ -119,6 +130,7 @@ class StreamOpener:
         """
         slot_bytes = self._arena.slot_bytes
         with self._registry.lock:
+            alike = self._count_kinds() + Counter([order.kind])
             held = {
                 stream: stream.session.held_bytes() // slot_bytes
                 for stream, group in self._registry.streams.items()
@@ -133,7 +145,18 @@ class StreamOpener:
                 return set()
             for stream in large:
                 stream.closing = True
-        return self._drain(list(large), partial(self._replace, share=share))
+        ended = list[_Ended]()
+        # rows that sessions share are given back by the last one: all end before others are opened
+        stubborn = self._drain(list(large), lambda stream: ended.extend(self._end(stream)))
+        for one in ended:
+            self._replace(
+                one._replace(order=one.order._replace(alike=alike[one.order.kind])), share
+            )
+        return stubborn
+
+    def _count_kinds(self) -> Counter[Hashable]:
+        with self._registry.lock:
+            return Counter(group.order.kind for group in self._registry.streams.values())
 
     def _drain(self, streams: list[Stream], then: Callable[[Stream], None]) -> set[Stream]:
         """Wait until nothing is leased of streams that are closing, and do something with each.
@@ -175,24 +198,22 @@ class StreamOpener:
         stream.send()
         stream.session.wake()
 
-    def _end(self, stream: Stream) -> tuple[StreamGroup, list[Cursor]] | None:
-        """A stream ends, who reads it has none; None: it has gone, or something is leased."""
+    def _end(self, stream: Stream) -> list[_Ended]:
+        """A stream ends, who reads it has none; none does if it has gone or is leased."""
         with self._registry.lock:
             if stream not in self._registry.streams:
-                return None
+                return []
             if stream.leased:
                 self._go_on(stream)
-                return None
+                return []
             group, cursors = self._registry.streams[stream], list(stream.cursors.values())
             self._registry.end(stream)
-            return group, cursors
+            return [_Ended(group, group.order._replace(epoch=max(0, stream.epoch)), cursors)]
 
-    def _replace(self, stream: Stream, share: int) -> None:
-        """A smaller stream in the place of a larger one."""
-        if (ended := self._end(stream)) is None:
-            return
-        group, cursors = ended
-        smaller = self._instead(group, share, max(0, stream.epoch))
+    def _replace(self, ended: _Ended, share: int) -> None:
+        """A smaller stream in the place of one that has ended."""
+        group, order, cursors = ended
+        smaller = self._instead(group.key, order, share)
         with self._registry.lock:
             cursors = [c for c in cursors if self._is_without(c)]
             if smaller is not None:
@@ -221,14 +242,14 @@ class StreamOpener:
             if cursor.active and not self._registry.place(cursor):
                 self.want(cursor, again=True)
 
-    def _instead(self, group: StreamGroup, share: int, epoch: int) -> Stream | None:
+    def _instead(self, key: StreamKey, order: StreamRequest, share: int) -> Stream | None:
         """A stream with `share` slots.  If it cannot do with these, it gets back what it had.
 
         None if there is not even that.
         """
         for most in (share, 0):
             try:
-                return self._take(group.key, group.order._replace(epoch=epoch), most)
+                return self._take(key, order, most)
             except Refused:
                 continue
             except Exception:  # whoever opens a stream for a session meets and reports it
@@ -283,10 +304,10 @@ class StreamOpener:
                     stream.closing, stream.asked = True, stream.served
             self._drain(streams, ended.append)
             for stream in ended:
-                if (found := self._end(stream)) is not None:
+                for one in self._end(stream):
                     self.executor.put(partial(self._open_for, cursor, True))
                     with self._registry.lock:
-                        self._find_places([c for c in found[1] if self._is_without(c)])
+                        self._find_places([c for c in one.cursors if self._is_without(c)])
                     return True
         return False
 

@@ -1,6 +1,6 @@
 """Which session reads which stream: it finds one, moves to another one, leaves it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -74,6 +74,13 @@ class StreamRequest(NamedTuple):
     least: int  # slots: with fewer of them none is opened
     again: bool  # whether the ids are kept, so that another one can be opened
     epoch: int = 0  # that is wanted of it
+    alike: int = 1  # streams of its store and plan, itself too, among which memory is shared out
+
+    @property
+    def kind(self) -> Hashable:
+        """What streams have in common that keep the same rows in memory."""
+        request = self.request
+        return self.engine, request.plan, request.rows, request.edge_features
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from loaderd.api.protocol import Attach, Resolved
 from loaderd.api.requests import check_attach
 from loaderd.memory.ledger import EngineSettings, make_sizes, served_rows, slot_bytes
 from loaderd.plans.base import EVERY_RANK
-from loaderd.sampling.hyperbatch.rowcache import TypeRows, rows_by_type
+from loaderd.sampling.hyperbatch.regions import TypeRows, rows_by_type
 from loaderd.sampling.packed.format import (
     NOWHERE,
     array_dtypes,

@@ -14,7 +14,7 @@ from blockstore.store import open_store
 from clients.micrograph.dataset import HomeDataset
 from loaderd.plans.hyperbatch import HyperbatchSize
 from loaderd.sampling.hyperbatch import sizing
-from loaderd.sampling.hyperbatch.rowcache import CacheShare
+from loaderd.sampling.hyperbatch.regions import CacheShare
 from loaderd.sampling.hyperbatch.sizing import share_rows
 from tests.loaderd.parts import (
     AMPLE,

@@ -16,14 +16,13 @@ from loaderd.memory.ledger import served_rows
 from loaderd.memory.residency import BlockPool
 from loaderd.monitoring.devicecost import FLASH
 from loaderd.plans.hyperbatch import block_schedule
-from loaderd.sampling.hyperbatch.rowcache import (
+from loaderd.sampling.hyperbatch.regions import (
     CacheShare,
-    Needs,
-    RowCache,
+    StayingRegions,
     area_slots_of,
     rows_by_type,
-    table_bytes,
 )
+from loaderd.sampling.hyperbatch.rowcache import Needs, RowCache, table_bytes
 from loaderd.sampling.rows import ServedFiles
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
@@ -127,6 +126,7 @@ class Kit:
                 self.served, self.reader, 0, self.data, BLOCK, store.manifest.block_bytes, "uint32"
             ),
             shares, self.data[at : at + tables * BLOCK], list(range(rows)), transit, FLASH,
+            StayingRegions(self.served, BLOCK).join(),
         )  # fmt: skip
         self.cache.begin_run()
 

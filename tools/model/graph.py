@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from blockstore.format import FORMAT_VERSION, Manifest, NodeType, Relation, RowArray, id_bits
 from blockstore.store import Store, read_rows
 from loaderd.memory.ledger import served_rows
-from loaderd.sampling.hyperbatch.rowcache import region_rows, region_shift, rows_by_type
+from loaderd.sampling.hyperbatch.regions import region_rows, region_shift, rows_by_type
 from preprocess.files.store import stored_blocks
 
 _EXACT, _STEP = 16, 1.06  # degrees that are classes of their own; how far apart the others are

@@ -19,7 +19,7 @@ from loaderd.memory.ledger import (
 from loaderd.memory.workspace import workspace_bytes
 from loaderd.plans.base import Part, Shape
 from loaderd.plans.minibatch import MinibatchPlan
-from loaderd.sampling.hyperbatch.rowcache import rows_by_type
+from loaderd.sampling.hyperbatch.regions import rows_by_type
 from loaderd.sampling.hyperbatch.single import usual_shape
 from loaderd.sampling.hyperbatch.sizing import Estimate, HyperSizing, PassEstimate, cut_hyper
 from loaderd.sampling.hyperbatch.unfinished import begun_bytes, scratch_bytes

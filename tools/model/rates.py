@@ -26,14 +26,13 @@ from blockstore.store import Store, open_store, scan_blocks
 from clients.torch import NeighborDataset
 from loaderd.memory.ledger import served_rows
 from loaderd.monitoring.devicecost import RUN_BYTES, DeviceCost, measure_cost
-from loaderd.sampling.hyperbatch.rowcache import (
+from loaderd.sampling.hyperbatch.regions import (
     CacheShare,
-    Needs,
-    RowCache,
+    StayingRegions,
     area_slots_of,
     rows_by_type,
-    table_bytes,
 )
+from loaderd.sampling.hyperbatch.rowcache import Needs, RowCache, table_bytes
 from loaderd.sampling.rows import ServedFiles
 from preprocess.errors import BadInput
 from tools.bench.disk import DEPTH, make_file
@@ -180,8 +179,9 @@ def _gathering(store: Store, cost: DeviceCost) -> tuple[float, float]:
     with BlockReader([store.rows(r.array) for r in served], data, slot, DEPTH) as reader:
         files = ServedFiles(served, reader, 0, data, slot, store.manifest.block_bytes, ids)
         cache = RowCache(
-            files, shares, data[rows * slot : (rows + tables) * slot], range(rows), transit, cost
-        )
+            files, shares, data[rows * slot : (rows + tables) * slot], range(rows), transit, cost,
+            StayingRegions(served, slot).join(),
+        )  # fmt: skip
         cache.begin_run()
         absent, present, brought = 0.0, 0.0, 0
         for number in range(0, 8 * _PIECES, 2 * _PIECES):

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from blockstore.kernels.rowcache import (
     LEVELS,
     NEVER,
     CacheTable,
+    StayingEntries,
     address_entries,
     choose_by_level,
     copy_extents,
@@ -31,18 +32,23 @@ from blockstore.kernels.rowcache import (
     note_use,
 )
 from blockstore.kernels.rows import RowLayout, row_layout
-from loaderd.memory.ledger import ServedRows
 from loaderd.memory.workspace import Carver
 from loaderd.monitoring.devicecost import DeviceCost
 from loaderd.monitoring.logs import tell
 from loaderd.plans.base import Unit
+from loaderd.sampling.hyperbatch.regions import (
+    CacheShare,
+    StayingMember,
+    TypeRows,
+    region_rows,
+    region_shift,
+    rows_by_type,
+)
 from loaderd.sampling.rows import ServedFiles
 
 log = logging.getLogger(__name__)
 
 CHUNK_ROWS = 1 << 16  # brought in between two looks at what may leave, at most
-_REGION_BYTES = 1 << 20
-_LEAST_REGIONS, _MOST_REGIONS, _LEAST_SHIFT = 64, 1 << 16, 4
 _HALVE_EVERY = 8  # groups
 _RUNS_HELD = 2  # chunks on their way at a time
 
@@ -63,7 +69,7 @@ class _Array(NamedTuple):
 
     file: int  # of the reader
     layout: RowLayout
-    area: NDArray[np.int64]  # arena slots
+    area: NDArray[np.int64]  # arena slots of rows that do not stay
 
 
 class _Piece(NamedTuple):
@@ -77,9 +83,11 @@ class _Piece(NamedTuple):
 class _Type:
     """The rows of one node type; one entry holds a node's row of every array."""
 
+    number: int  # among all of the cache
     first: int
     num_nodes: int
-    missing: set[int]  # regions that stay and were not read yet
+    sizes: NDArray[np.int64]  # rows of each region
+    missing: set[int]  # regions that stay and were not there yet when last looked at
     arrays: list[_Array]
     served: list[int]  # which of the served row arrays they are
     table: CacheTable
@@ -88,71 +96,12 @@ class _Type:
     num_listed: int = 0
     hand: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))  # an entry
 
-    def region_rows(self, region: int) -> NDArray[np.int64]:
-        first, shift = region << int(self.table.shift), int(self.table.shift)
-        return np.arange(first, min(self.num_nodes, first + (1 << shift)))
+    def rows_of(self, region: int) -> NDArray[np.int64]:
+        return (region << int(self.table.shift)) + np.arange(self.sizes[region])
 
-
-class TypeRows(NamedTuple):
-    """What is served of one node type."""
-
-    first: int
-    num_nodes: int
-    served: tuple[int, ...]  # places in the list of served row arrays
-    row_bytes: tuple[int, ...]
-
-
-def rows_by_type(served: Sequence[ServedRows]) -> list[TypeRows]:
-    found: dict[str, list[int]] = {}
-    for i, rows in enumerate(served):
-        found.setdefault(rows.node_type.name, []).append(i)
-    return [
-        TypeRows(
-            served[numbers[0]].node_type.first,
-            served[numbers[0]].node_type.num_nodes,
-            tuple(numbers),
-            tuple(served[i].array.row_bytes for i in numbers),
-        )
-        for numbers in found.values()
-    ]
-
-
-class CacheShare(NamedTuple):
-    """What of one node type is in memory."""
-
-    stay: NDArray[np.int64] = np.empty(0, np.int64)  # regions that stay once they are read
-    stay_rows: int = 0  # of these
-    entries: int = 0  # rows of other regions, at a time
-
-    @property
-    def rows(self) -> int:
-        return self.stay_rows + self.entries
-
-
-def region_shift(t: TypeRows) -> int:
-    """A region has 2**shift adjacent rows: about `_REGION_BYTES`, but neither too few nor too many.
-
-    What is read of one costs no more a page than longer runs do; and it has many times the rows
-    that some minibatches want of a cold one, so that what is counted says how cold it is.
-    """
-    rows = min(_REGION_BYTES // max(1, sum(t.row_bytes)), t.num_nodes // _LEAST_REGIONS)
-    return max(_LEAST_SHIFT, rows.bit_length(), (t.num_nodes // _MOST_REGIONS).bit_length())
-
-
-def region_rows(t: TypeRows) -> NDArray[np.int64]:
-    """Rows of each region, int64 (regions,); the last one may have fewer."""
-    shift = region_shift(t)
-    rows = np.full(-(-t.num_nodes >> shift), 1 << shift)
-    rows[-1:] = t.num_nodes - (rows.size - 1 << shift)
-    return rows
-
-
-def area_slots_of(types: Sequence[TypeRows], rows: Sequence[int], slot_bytes: int) -> int:
-    return sum(
-        -(-count // (slot_bytes // width))
-        for t, count in zip(types, rows, strict=True)
-        for width in t.row_bytes
-    )
+    def count(self, regions: Iterable[int]) -> int:
+        """Rows of these regions."""
+        return int(self.sizes[list(regions)].sum())
 
 
 def entry_bytes(id_bytes: int) -> int:
@@ -171,7 +120,7 @@ def table_bytes(types: Sequence[TypeRows], id_dtype: str, shares: Sequence[Cache
 def _carve(carver: Carver, t: TypeRows, entries: int, ids: np.dtype[Any]) -> tuple[Any, ...]:
     array = carver.array
     return (
-        array(np.int32, region_rows(t).size), array(np.int32, t.num_nodes), array(ids, entries),
+        array(np.uint8, region_rows(t).size), array(np.int32, t.num_nodes), array(ids, entries),
         array(np.int32, entries), array(np.int32, entries), array(np.uint8, entries),
         array(np.uint64, t.num_nodes // 64 + 1),
         array(ids, max(entries, _RUNS_HELD << region_shift(t))),
@@ -203,14 +152,16 @@ class RowCache:
         area: Sequence[int],
         transit: Sequence[NDArray[np.uint8]],
         cost: DeviceCost,
+        staying: StayingMember,
     ) -> None:
         """Bring nothing yet.
 
         shares    of each node type
         tables    uint8 (table_bytes,)
-        area      arena slots, `area_slots` of them
+        area      arena slots for entries, `area_slots_of` them
         transit   buffers for runs of pages
         cost      of reading, by which runs of pages are planned
+        staying   has what stays of `shares`
         """
         self._reader, self._data, self._slot_bytes = files.reader, files.data, files.slot_bytes
         self._cost = cost
@@ -220,38 +171,39 @@ class RowCache:
         ids = np.dtype(files.id_dtype)
         empty = np.iinfo(ids).max
         self.types: list[_Type] = []
+        self.stay_rows = self.stay_read = 0
         types = rows_by_type(files.served)
-        for t, share in zip(types, shares, strict=True):
-            base, place, node, last, coming, uses, bits, listed = _carve(
+        self._staying, kept = staying.regions, staying.regions.kept()
+        for number, (t, share) in enumerate(zip(types, shares, strict=True)):
+            stays, place, node, last, coming, uses, bits, listed = _carve(
                 carver, t, share.entries, ids
             )
             place[:], node[:], last[:], uses[:] = ABSENT_ROW, empty, -1, 0
-            base[:], rows = ABSENT_ROW, region_rows(t)[share.stay]
-            base[share.stay] = np.cumsum(rows) - rows
+            stays[:] = kept[number]
             table = CacheTable(
-                base, np.int64(region_shift(t)), np.int64(share.stay_rows), place, node, last,
-                coming, uses, np.uint64(empty),
-            )  # fmt: skip
+                stays, np.int64(region_shift(t)), place, node, last, coming, uses, np.uint64(empty)
+            )
             arrays = []
             for i, width in zip(t.served, t.row_bytes, strict=True):
                 geometry = row_geometry(files.served[i].array, files.block_bytes)
-                num_slots = -(-share.rows // (files.slot_bytes // width))
+                num_slots = -(-share.entries // (files.slot_bytes // width))
                 own = np.fromiter((next(slots) for _ in range(num_slots)), np.int64, num_slots)
                 arrays.append(
                     _Array(
                         files.first_file + files.served[i].number, row_layout(geometry, width), own
                     )
                 )
-            missing, served = set(share.stay.tolist()), list(t.served)
-            self.types.append(
-                _Type(t.first, t.num_nodes, missing, arrays, served, table, bits, listed)
-            )
+            found = _Type(
+                number, t.first, t.num_nodes, region_rows(t), set[int](), arrays, list(t.served),
+                table, bits, listed,
+            )  # fmt: skip
+            self.types.append(found)
+            self._begin_regions(found, np.flatnonzero(stays))
         self._chosen, self._runs = _carve_chunks(carver, types, shares)
         self._counts = np.zeros(LEVELS, np.int64)
         self._groups = 0
         self._delivered = False  # rows of a group
         self.rows_read = self.rows_wanted = self.pages_read = self.runs_read = 0
-        self.stay_rows, self.stay_read = sum(share.stay_rows for share in shares), 0
 
     # -- groups -----------------------------------------------------------------------------------
 
@@ -272,7 +224,7 @@ class RowCache:
 
     def count_fitting(self, batches: Sequence[Needs]) -> int:
         """How many of the batches, from the first on, fit together; 0: not even the first."""
-        counts = [np.zeros(t.table.base.size, np.int64) for t in self.types]
+        counts = [np.zeros(t.table.stays.size, np.int64) for t in self.types]
         for t in self.types:
             t.bits[:] = 0
         for number, needs in enumerate(batches):
@@ -280,7 +232,7 @@ class RowCache:
                 shift = t.table.shift
                 for piece in needs.pieces:
                     count_new(piece, piece.size, t.first, t.num_nodes, t.bits, shift, count)
-                if count[t.table.base < 0].sum() > t.table.node.size:  # of regions that do not stay
+                if count[t.table.stays == 0].sum() > t.table.node.size:
                     return number
         return len(batches)
 
@@ -288,6 +240,8 @@ class RowCache:
         self, group: Sequence[Needs], later: Sequence[Needs], oldest: Callable[[int], int]
     ) -> None:
         """All rows of a group that fits; afterwards `address` finds them.
+
+        Regions that other sessions have brought in since the last group are used from now on.
 
         later    batches known to follow, in order
         oldest   the first batch not released; asked with the last answer, it waits for a later one
@@ -328,29 +282,61 @@ class RowCache:
         forget_listed(t.listed, t.num_listed, t.table.place)
         t.num_listed = 0
 
+    def _begin_regions(self, t: _Type, regions: NDArray[np.int64]) -> None:
+        """These regions stay for this session, too."""
+        t.table.stays[regions] = 1
+        t.missing.update(regions.tolist())
+        self.stay_rows += t.count(regions)
+        self._note_there(t)
+
+    def _note_there(self, t: _Type) -> None:
+        """Which regions are there now that were missing."""
+        missing = np.array(sorted(t.missing), np.int64)
+        unread = self._staying.unread(t.number, missing)
+        self.stay_read += t.count(missing) - t.count(unread)
+        t.missing.intersection_update(unread.tolist())
+
     def _fill(self, group: Sequence[Needs], oldest: Callable[[int], int]) -> None:
         """Bring the regions that stay, once; a run that ends leaves some missing.
 
         A client waits for its first batch: if that is a group of its own, regions of which it wants
         little come with the next group, and only its rows of these now.
         """
-        begun, later, pieces = concurrency.monotonic(), 0, list[tuple[_Type, _Piece]]()
+        begun, later, chosen = concurrency.monotonic(), 0, list[tuple[list[int], NDArray[Any]]]()
         for t in self.types:
-            rows, now = t.listed[:0].copy(), sorted(t.missing)
+            self._begin_regions(t, self._staying.take_over(t.number, t.table.stays))
+            now, rows = sorted(t.missing), t.listed[:0].copy()
             if not self._delivered and len(group) == 1:
                 now, rows = self._choose_regions(t, group[0])
-                later += sum(t.region_rows(r).size for r in set(t.missing).difference(now))
-            most = min(self._chosen.size, t.listed.size // _RUNS_HELD)
-            step = most >> int(t.table.shift)
-            pieces += [(t, _Piece(now[i : i + step])) for i in range(0, len(now), step)]
-            pieces += [(t, _Piece([], rows[i : i + most])) for i in range(0, rows.size, most)]
+                later += t.count(t.missing.difference(now))
+            chosen.append((now, rows))
         if missing := self.stay_rows - self.stay_read:
             tell(log, logging.INFO, "row cache fills", rows=missing - later, later=later)
-        for t in self.types:
-            self._bring_pieces(t, [piece for own, piece in pieces if own is t], oldest)
+        for t, (now, rows) in zip(self.types, chosen, strict=True):
+            self._bring_regions(t, np.array(now, np.int64), oldest)
+            most = self._most_rows(t)
+            pieces = [_Piece([], rows[i : i + most]) for i in range(0, rows.size, most)]
+            self._bring_pieces(t, pieces, oldest)
         if missing:
             seconds = round(concurrency.monotonic() - begun, 2)
             tell(log, logging.INFO, "row cache filled", rows=missing - later, seconds=seconds)
+
+    def _most_rows(self, t: _Type) -> int:
+        """Rows of a piece."""
+        most: int = min(self._chosen.size, t.listed.size // _RUNS_HELD)
+        return most
+
+    def _bring_regions(
+        self, t: _Type, regions: NDArray[np.int64], oldest: Callable[[int], int]
+    ) -> None:
+        """All rows of these regions; other sessions may read some of them meanwhile."""
+        step, missing = self._most_rows(t) >> int(t.table.shift), regions
+        while missing.size:
+            with self._staying.claimed(t.number, missing) as claimed:
+                parts = [claimed[i : i + step].tolist() for i in range(0, claimed.size, step)]
+                self._bring_pieces(t, [_Piece(part) for part in parts], oldest)
+            missing = self._staying.wait(t.number, missing, lambda: oldest(-1))
+        self._note_there(t)
 
     def _choose_regions(self, t: _Type, needs: Needs) -> tuple[list[int], NDArray[Any]]:
         """The missing regions of which a batch wants much, and the rows that it wants of others.
@@ -358,7 +344,7 @@ class RowCache:
         Little: reading these rows takes less than half as long as reading the region.
         """
         shift, run_pages = int(t.table.shift), self._cost.run_s / self._cost.page_s
-        missing = np.zeros(t.table.base.size, np.bool_)
+        missing = np.zeros(t.table.stays.size, np.bool_)
         missing[list(t.missing)] = True
         found = [piece.astype(np.int64) - t.first for piece in needs.pieces]
         found = [rows[(rows >= 0) & (rows < t.num_nodes)] for rows in found]
@@ -379,31 +365,30 @@ class RowCache:
         self, t: _Type, pieces: Sequence[_Piece], oldest: Callable[[int], int]
     ) -> None:
         """Rows of regions that stay: two pieces are on their way."""
-        on_the_way: deque[tuple[_Piece, int, list[Reading]]] = deque()
+        on_the_way: deque[tuple[_Piece, list[Reading]]] = deque()
         low = 0
 
         def settle() -> None:
-            piece, size, readings = on_the_way.popleft()
+            piece, readings = on_the_way.popleft()
             wait_all(readings)
-            if piece.regions:
-                t.missing.difference_update(piece.regions)
-                self.stay_read += size
+            self._staying.arrived(t.number, piece.regions)
+            self._note_there(t)
 
         try:
             for piece in pieces:
                 if len(on_the_way) == _RUNS_HELD:
                     settle()
                 oldest(-1)
-                rows = np.concatenate([piece.rows, *map(t.region_rows, piece.regions)])
+                rows = np.concatenate([piece.rows, *map(t.rows_of, piece.regions)])
                 t.listed[low : low + rows.size] = rows
-                on_the_way.append((piece, rows.size, self._read(t, low, low + rows.size)))
+                on_the_way.append((piece, self._read(t, low, low + rows.size)))
                 self.rows_read += rows.size
                 low = t.listed.size // _RUNS_HELD - low
             while on_the_way:
                 settle()
         except BaseException:
             with contextlib.suppress(Exception):  # the first error is on its way up already
-                wait_all(reading for *_, readings in on_the_way for reading in readings)
+                wait_all(reading for _, readings in on_the_way for reading in readings)
             raise
 
     def _bring_type(self, t: _Type, now: int, until: int, oldest: Callable[[int], int]) -> None:
@@ -452,7 +437,7 @@ class RowCache:
     def _read(self, t: _Type, low: int, high: int) -> list[Reading]:
         """Begin to read rows listed[low:high] of every array."""
         readings = []
-        for a in t.arrays:
+        for number, a in enumerate(t.arrays):
             runs = self._runs.reshape(-1, 5)
             count = self._cost.plan_runs(t.listed, low, high, a.layout, self._most_pages, runs)
             own = runs[:count].copy()
@@ -460,21 +445,31 @@ class RowCache:
             self.runs_read += count
             readings.append(
                 self._reader.stream(
-                    a.file, own, self._transit, self._copier(t, a, own), rows=t.listed[low:high]
+                    a.file,
+                    own,
+                    self._transit,
+                    self._copier(t, number, own),
+                    rows=t.listed[low:high],
                 )
             )
         return readings
 
     def _copier(
-        self, t: _Type, a: _Array, runs: NDArray[np.int64]
+        self, t: _Type, array: int, runs: NDArray[np.int64]
     ) -> Callable[[int, int, NDArray[np.uint8]], None]:
+        a, cached = t.arrays[array], self._cached(t, array)
+
         def copy(low: int, high: int, pages: NDArray[np.uint8]) -> None:
             copy_extents(
-                pages, runs[low:high], t.listed, a.layout, t.table, 0, a.area, self._data,
+                pages, runs[low:high], t.listed, a.layout, cached, 0, a.area, self._data,
                 self._slot_bytes,
             )  # fmt: skip
 
         return copy
+
+    def _cached(self, t: _Type, array: int) -> tuple[CacheTable, StayingEntries]:
+        """Where rows of a type are, in one of its arrays."""
+        return t.table, self._staying.entries(t.number, array)
 
     # -- looking up -------------------------------------------------------------------------------
 
@@ -482,9 +477,10 @@ class RowCache:
         """Arena byte offsets of nodes' rows of one served array, for a batch brought in."""
         for t in self.types:
             if served in t.served:
-                a = t.arrays[t.served.index(served)]
+                array = t.served.index(served)
+                a, cached = t.arrays[array], self._cached(t, array)
                 address_entries(
-                    nodes, nodes.size, t.first, t.num_nodes, t.table, a.area, self._slot_bytes,
+                    nodes, nodes.size, t.first, t.num_nodes, cached, a.area, self._slot_bytes,
                     a.layout.row_bytes, out,
                 )  # fmt: skip
 

@@ -11,16 +11,14 @@ from blockstore.format import ITEM_BYTES, PAGE_BYTES
 from loaderd.memory.ledger import SessionNeed
 from loaderd.monitoring.devicecost import FLASH, RUN_BYTES
 from loaderd.plans.hyperbatch import HyperbatchSize, RegionCurve, RowMemory, choose_size
-from loaderd.sampling.hyperbatch.rowcache import (
-    CHUNK_ROWS,
+from loaderd.sampling.hyperbatch.regions import (
     CacheShare,
     TypeRows,
     area_slots_of,
-    entry_bytes,
     region_rows,
     rows_by_type,
-    table_bytes,
 )
+from loaderd.sampling.hyperbatch.rowcache import CHUNK_ROWS, entry_bytes, table_bytes
 from loaderd.sampling.rows import ServedFiles
 
 _SLACK = 16  # an area has room for a sixteenth more than was counted
@@ -62,6 +60,8 @@ class Estimate(NamedTuple):
     wanted: tuple[NDArray[np.int64], ...]  # different rows of each region, of all node types in
     #   turn, that the first 1, 2, 4, ... want
     passes: PassEstimate | None = None  # None: the graph is in memory
+    kept: NDArray[np.bool_] | None = None  # regions that stay for other sessions; None: none
+    alike: int = 1  # sessions that keep regions for one another, this one too
 
 
 class SamplingSlots(NamedTuple):
@@ -86,7 +86,8 @@ class HyperSizing(NamedTuple):
     sampling: SamplingSlots  # contiguous
     tables: int  # contiguous
     shares: tuple[CacheShare, ...]  # of each node type; empty: no cache
-    rows: int  # for rows
+    staying: int  # for regions that stay from now on
+    rows: int  # for rows that do not stay
     run: int  # contiguous, of each transit buffer
     quota: int
 
@@ -95,6 +96,7 @@ class HyperSizing(NamedTuple):
             self.areas * self.area
             + self.sampling.slots
             + self.tables
+            + self.staying
             + self.rows
             + self.run * readers
             + self.quota
@@ -124,7 +126,7 @@ def cut_hyper(
     run = -(-max(RUN_BYTES, PAGE_BYTES) // slot_bytes) if slot_bytes < RUN_BYTES else 1
     left = room - quota - run * readers
     # of what is cut into slots, each piece may take one more than it fills
-    spent = sum(len(t.row_bytes) for t in types) + 1
+    spent = 2 * sum(len(t.row_bytes) for t in types) + 1
     fixed = table_bytes(
         types, id_dtype, [CacheShare(entries=min(CHUNK_ROWS, t.num_nodes)) for t in types]
     )
@@ -138,8 +140,8 @@ def cut_hyper(
         spare, passed = _SPARE_TOGETHER, estimate.passes.read
     extra = entry_bytes(ITEM_BYTES[id_dtype])
     begun = passed / PAGE_BYTES, _BEGUN_RUNS + passed / RUN_BYTES
-    memory = RowMemory(room_beside, extra, _GAP_PAGES, FLASH.best_of, spare, begun)
-    curve = region_curve(types, slot_bytes, estimate.wanted)
+    memory = RowMemory(room_beside, extra, _GAP_PAGES, FLASH.best_of, spare, begun, estimate.alike)
+    curve = region_curve(types, slot_bytes, estimate.wanted, estimate.kept)
     chosen = choose_size(curve, memory, estimate.num_steps, asked)
     areas = _cut_areas(chosen.batches, left, slot_bytes, estimate)
     left -= areas.slots
@@ -147,18 +149,21 @@ def cut_hyper(
         return cut_without_cache(room, slot_bytes, need, estimate, most)
     for part in range(_PARTS, 0, -1):
         num_bytes = left * slot_bytes * part // _PARTS
-        shares = share_rows(types, slot_bytes, chosen, num_bytes, id_dtype)
+        shares = share_rows(
+            types, slot_bytes, chosen, num_bytes, id_dtype, curve.kept, estimate.alike
+        )
         tables = -(-table_bytes(types, id_dtype, shares) // slot_bytes)
-        rows = area_slots_of(types, [share.rows for share in shares], slot_bytes)
-        if tables + rows <= left:
+        rows = area_slots_of(types, [share.entries for share in shares], slot_bytes)
+        staying = area_slots_of(types, [share.stay_rows for share in shares], slot_bytes)
+        if tables + rows + staying <= left:
             break
     least = sum(int(wanted.sum()) for wanted in estimate.wanted[:_LEAST_POINTS][-1:])
-    least = min(least, sum(t.num_nodes for t in types))
-    if tables + rows > left or sum(share.rows for share in shares) < least:
+    least = min(least, sum(t.num_nodes for t in types)) - int(curve.rows[curve.kept].sum())
+    if tables + rows + staying > left or sum(share.rows for share in shares) < least:
         return cut_without_cache(room, slot_bytes, need, estimate, most)
     return HyperSizing(
         chosen.batches, areas.chunk, areas.number, areas.area, areas.sampling, tables,
-        tuple(shares), rows, run, quota,
+        tuple(shares), staying, rows, run, quota,
     )  # fmt: skip
 
 
@@ -210,7 +215,10 @@ def _row_bytes(t: TypeRows, slot_bytes: int) -> int:
 
 
 def region_curve(
-    types: Sequence[TypeRows], slot_bytes: int, wanted: Sequence[NDArray[np.int64]]
+    types: Sequence[TypeRows],
+    slot_bytes: int,
+    wanted: Sequence[NDArray[np.int64]],
+    kept: NDArray[np.bool_] | None = None,
 ) -> RegionCurve:
     """What minibatches want of each region, of all node types in turn."""
     counts = [region_rows(t) for t in types]
@@ -219,6 +227,7 @@ def region_curve(
     return RegionCurve(
         np.concatenate(counts), np.repeat([_row_bytes(t, slot_bytes) for t in types], regions),
         np.array([np.repeat(widths, regions) for widths in arrays]), np.stack(wanted),
+        np.zeros(sum(regions), np.bool_) if kept is None else kept,
     )  # fmt: skip
 
 
@@ -228,33 +237,46 @@ def share_rows(
     chosen: HyperbatchSize,
     num_bytes: int,
     id_dtype: str,
+    kept: NDArray[np.bool_],
+    alike: int = 1,
 ) -> list[CacheShare]:
     """What of each node type has room in `num_bytes`: regions that stay, entries for the others.
 
     Of the regions chosen those stay that are wanted most, as many as have room beside the rows that
     pass: a batch whose rows do not fit is read alone, block by block.
+
+    kept   regions, of all node types in turn, that stay anyway, for other sessions
     """
     counts, widths = [region_rows(t) for t in types], [_row_bytes(t, slot_bytes) for t in types]
     sizes = np.concatenate([rows * width for rows, width in zip(counts, widths, strict=True)])
-    taken = np.cumsum(sizes[chosen.stay])
-    count = int(np.searchsorted(taken, num_bytes - chosen.room, "right"))
+    more = chosen.stay[~kept[chosen.stay]]
+    taken = np.cumsum(sizes[more])
+    most = num_bytes - chosen.room
+    if alike > 1:  # the others keep as much
+        most = min(most, sizes[chosen.stay].sum() / alike)
+    count = int(np.searchsorted(taken, most, "right"))
     left = num_bytes - int(taken[count - 1] if count else 0)
-    stays = np.isin(np.arange(sizes.size), chosen.stay[:count])
+    stays = np.isin(np.arange(sizes.size), more[:count])
     starts = np.cumsum([0, *(rows.size for rows in counts)])
-    stay = [stays[low:high] for low, high in pairwise(starts)]
-    kept = [int(rows[own].sum()) for rows, own in zip(counts, stay, strict=True)]
+    added = [stays[low:high] for low, high in pairwise(starts)]
+    passes = [
+        int(rows[~(stays | kept)[low:high]].sum())
+        for rows, (low, high) in zip(counts, pairwise(starts), strict=True)
+    ]
     # a type that the first batches did not want has a little
     weights = [
-        (float(chosen.passing[low:high].sum()) + (t.num_nodes - own) / _UNSEEN) * width
-        for (low, high), t, own, width in zip(pairwise(starts), types, kept, widths, strict=True)
+        (float(chosen.passing[low:high].sum()) + others / _UNSEEN) * width
+        for (low, high), others, width in zip(pairwise(starts), passes, widths, strict=True)
     ]
     total, extra = max(sum(weights), 1e-9), entry_bytes(ITEM_BYTES[id_dtype])
     return [
         CacheShare(
-            np.flatnonzero(own), n,
-            min(t.num_nodes - n, int(left * weight / total) // (width + extra)),
+            np.flatnonzero(own), int(rows[own].sum()),
+            min(others, int(left * weight / total) // (width + extra)),
         )
-        for t, own, n, weight, width in zip(types, stay, kept, weights, widths, strict=True)
+        for rows, own, others, weight, width in zip(
+            counts, added, passes, weights, widths, strict=True
+        )
     ]  # fmt: skip
 
 
@@ -274,7 +296,7 @@ def cut_without_cache(
     while size > 1:
         area = -(-max(estimate.least_area, size * one) // slot_bytes)
         sampling = _cut_sampling(size, slot_bytes, passes)
-        cut = HyperSizing(size, size, 1, area, sampling, 0, (), 0, 0, quota)
+        cut = HyperSizing(size, size, 1, area, sampling, 0, (), 0, 0, 0, quota)
         if cut.slots(0) <= room:
             return cut
         size -= 1

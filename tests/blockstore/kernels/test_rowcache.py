@@ -18,11 +18,11 @@ def u32(values):
 
 def table_of(place, node, last, coming, uses, stay=()):
     """`stay`: numbers of the regions of 8 rows that do."""
-    base = np.full(place.size // 8 + 1, k.ABSENT_ROW, np.int32)
-    base[list(stay)] = 8 * np.arange(len(stay))
+    stays = np.zeros(place.size // 8 + 1, np.uint8)
+    stays[list(stay)] = 1
     return k.CacheTable(
-        base, np.int64(3), np.int64(8 * len(stay)), place, node, np.array(last, np.int32),
-        np.array(coming, np.int32), np.array(uses, np.uint8), EMPTY,
+        stays, np.int64(3), place, node, np.array(last, np.int32), np.array(coming, np.int32),
+        np.array(uses, np.uint8), EMPTY,
     )  # fmt: skip
 
 
@@ -122,12 +122,15 @@ def test_runs_cover_the_rows_and_copies_bring_them(rows, row_bytes, gap, most, s
     disk = np.random.default_rng(0).integers(0, 255, blocks * block_bytes).astype(np.uint8)
     slot = 8192
     stay = sorted(stay)
-    entries = 8 * len(stay) + listed.size
-    area = np.arange(-(-entries // (slot // row_bytes)), dtype=np.int64)[::-1].copy()
-    data = np.zeros((area.size + 1) * slot, np.uint8)
+    kept, passing = (-(-count // (slot // row_bytes)) for count in (8 * len(stay), listed.size))
+    slots = np.arange(kept + passing, dtype=np.int64)[::-1].copy()
+    data = np.zeros((slots.size + 1) * slot, np.uint8)
+    first = np.full(51, k.ABSENT_ROW, np.int32)
+    first[stay] = 8 * np.arange(len(stay))
     place = np.full(401, k.ABSENT_ROW, np.int32)
     place[listed] = np.random.default_rng(1).permutation(listed.size)
     table = table_of(place, u32([]), [], [], [], stay)
+    cached, area = (table, k.StayingEntries(first, slots[:kept])), slots[kept:]
     pages_read = []
     for shard, page, pages, low, high in runs.tolist():
         first = shard * per_shard * block_bytes + page * PAGE_BYTES
@@ -139,9 +142,9 @@ def test_runs_cover_the_rows_and_copies_bring_them(rows, row_bytes, gap, most, s
         pages_read.append(disk[first : first + pages * PAGE_BYTES])
     for cut in (slice(0, 2), slice(2, None)):  # a task, and those after it
         source = np.concatenate([disk[:0], *pages_read[cut]])
-        k.copy_extents(source, runs[cut], listed, layout, table, 0, area, data, slot)
+        k.copy_extents(source, runs[cut], listed, layout, cached, 0, area, data, slot)
     out = np.zeros(listed.size, np.uint64)
-    k.address_entries(listed, listed.size, 0, 401, table, area, slot, row_bytes, out)
+    k.address_entries(listed, listed.size, 0, 401, cached, area, slot, row_bytes, out)
     assert np.unique(out).size == listed.size
     for row, at in zip(listed.tolist(), out.tolist(), strict=True):
         start = row // per_block * block_bytes + row % per_block * row_bytes

@@ -20,6 +20,7 @@ def make_curve(*points: list[int], rows: int = 100) -> RegionCurve:
         np.full(wanted.shape[1], WIDTH),
         np.full((1, wanted.shape[1]), WIDTH),
         wanted,
+        np.zeros(wanted.shape[1], np.bool_),
     )
 
 
@@ -59,8 +60,9 @@ def takes(
     for region, (own, there, after) in enumerate(zip(*lists, strict=True)):
         rows = int(curve.rows[region])
         if region in stay:
-            room += rows * WIDTH
-            fill += rows * WIDTH / 4096
+            paid = 1 / memory.alike if memory.alike > 1 else float(not curve.kept[region])
+            room += rows * WIDTH * paid
+            fill += rows * WIDTH / 4096 * paid
             continue
         once = (after - there) / size * past  # wanted by one of the minibatches before
         again = max(0.0, there - once)
@@ -79,12 +81,20 @@ def takes(
     st.integers(1, 20_000),
     st.integers(1, 30),
     st.sampled_from([1.0, 1.25]),
+    st.sampled_from([1, 1, 2, 4]),
+    st.sets(st.integers(0, 5)),
 )
-def test_the_fewest_bytes_are_read_that_the_room_allows(curve, room, batch_bytes, num_steps, spare):
-    memory = memory_of(room)._replace(room=lambda size: room - size * batch_bytes, spare=spare)
+def test_the_fewest_bytes_are_read_that_the_room_allows(
+    curve, room, batch_bytes, num_steps, spare, alike, kept
+):
+    """`alike`: sessions that keep regions for one another; `kept`: regions that are there."""
+    memory = memory_of(room)._replace(
+        room=lambda size: room - size * batch_bytes, spare=spare, alike=alike
+    )
+    curve = curve._replace(kept=np.isin(np.arange(curve.rows.size), list(kept)))
     found = choose_size(curve, memory, num_steps)
-    order = np.argsort(-curve.wanted[-1], kind="stable").tolist()
-    useful = int(np.count_nonzero(curve.wanted[-1]))
+    order = np.argsort(np.where(curve.kept, -200, -curve.wanted[-1]), kind="stable").tolist()
+    useful = int(np.count_nonzero(curve.wanted[-1] + curve.kept))
 
     def least(size: int, count: int) -> float:
         costs = [math.inf]

@@ -18,7 +18,7 @@ from blockstore.store import open_store, read_rows
 from loaderd.api.errors import Refused
 from loaderd.memory.blob import joined
 from loaderd.memory.ledger import served_rows
-from loaderd.sampling.hyperbatch.rowcache import rows_by_type
+from loaderd.sampling.hyperbatch.regions import rows_by_type
 from loaderd.sampling.packed import format as packed
 from loaderd.sampling.packed.format import Pack, PackIndex, read_pack, read_record
 from loaderd.sampling.structure import Structure, StructureArrays

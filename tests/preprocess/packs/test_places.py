@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockstore.kernels.order import count_nodes
-from loaderd.sampling.hyperbatch.rowcache import TypeRows
+from loaderd.sampling.hyperbatch.regions import TypeRows
 from loaderd.sampling.packed.format import NOWHERE
 from preprocess.packs.plan import MOST_WANTS, Grouping, choose_hot, count_levels, hot_nodes
 

@@ -15,16 +15,15 @@ from blockstore.format import PAGE_BYTES, NodeType, RowArray, row_geometry
 from blockstore.kernels.rows import NO_ROW
 from loaderd.memory.ledger import ServedRows
 from loaderd.monitoring.devicecost import DeviceCost
-from loaderd.sampling.hyperbatch.rowcache import (
+from loaderd.sampling.hyperbatch.regions import (
     CacheShare,
-    Needs,
-    RowCache,
+    StayingRegions,
     area_slots_of,
     region_rows,
     region_shift,
     rows_by_type,
-    table_bytes,
 )
+from loaderd.sampling.hyperbatch.rowcache import Needs, RowCache, table_bytes
 from loaderd.sampling.rows import ServedFiles
 
 SLOT, BLOCK, NODES, WIDTHS = 4096, 4096, 120, (1500, 24)
@@ -94,14 +93,17 @@ def make_cache(
     types = rows_by_type(SERVED)
     regions = np.array(sorted(stay), np.int64)
     share = CacheShare(regions, int(region_rows(types[0])[regions].sum()), entries)
-    num_slots = area_slots_of(types, [share.rows], SLOT)
+    kept, passing = (area_slots_of(types, [n], SLOT) for n in (share.stay_rows, entries))
+    num_slots = kept + passing
     data = np.zeros((num_slots + 8) * SLOT, np.uint8)
     area = np.random.default_rng(entries).permutation(num_slots)
     transit = [data[(num_slots + 2 * i) * SLOT :][: 2 * SLOT] for i in range(4)]
     tables = np.zeros(table_bytes(types, "uint32", [share]), np.uint8)
+    member = StayingRegions(SERVED, SLOT).join()
+    member.add([regions], area[:kept].tolist())
     return RowCache(
         ServedFiles(SERVED, reader, 0, data, SLOT, BLOCK, "uint32"),  # type: ignore[arg-type]
-        [share], tables, area.tolist(), transit, DeviceCost(run_s, 3e-6),
+        [share], tables, area[kept:].tolist(), transit, DeviceCost(run_s, 3e-6), member,
     )  # fmt: skip
 
 
@@ -206,7 +208,7 @@ class Model(RuleBasedStateMachine):
         if hasattr(self, "cache"):
             (t,) = self.cache.types
             place = t.table.place
-            staying = np.repeat(t.table.base >= 0, 16)[:NODES]
+            staying = np.repeat(t.table.stays != 0, 16)[:NODES]
             assert not (staying & (place >= 0)).any(), "a row that stays has an entry, too"
             for row in np.flatnonzero(place >= 0).tolist():
                 assert t.table.node[place[row]] == row, f"row {row}"

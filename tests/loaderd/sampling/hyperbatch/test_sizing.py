@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from blockstore.format import NodeType, RowArray
 from loaderd.memory.ledger import ServedRows, SessionNeed
 from loaderd.plans.hyperbatch import HyperbatchSize
-from loaderd.sampling.hyperbatch.rowcache import TypeRows, entry_bytes, region_rows, rows_by_type
+from loaderd.sampling.hyperbatch.regions import TypeRows, region_rows, rows_by_type
+from loaderd.sampling.hyperbatch.rowcache import entry_bytes
 from loaderd.sampling.hyperbatch.sizing import (
     Estimate,
     PassEstimate,
@@ -22,6 +23,7 @@ IDS = RowArray("ids", "uint32", 1_000_000)
 NODES = NodeType(name="node", first=0, num_nodes=1_000_000, original_id=IDS, store_id=IDS)
 NEED = SessionNeed(9, 1, 2, 4, 6, 50, 2)
 SERVED = [ServedRows("x", NODES, RowArray("x", "float32", 1_000_000, (16,)), 0)]
+NO_REGION = np.zeros(region_rows(rows_by_type(SERVED)[0]).size, np.bool_)
 FILES = ServedFiles(SERVED, None, 0, None, 1 << 20, 1 << 20, "uint32")  # type: ignore[arg-type]
 
 
@@ -47,7 +49,7 @@ def test_a_cut_takes_no_more_than_there_is(room, together, asked):
     assert cut.quota >= NEED.least_quota
     assert cut.area >= NEED.structure
     assert bool(cut.sampling.slots) == bool(together)
-    assert bool(cut.shares) == bool(cut.rows) == bool(cut.tables)
+    assert bool(cut.shares) == bool(cut.rows + cut.staying) == bool(cut.tables)
     assert cut.shares or together  # with the graph in memory nothing else is gained
 
 
@@ -73,6 +75,7 @@ def test_more_batches_are_known_where_structures_are_small(usual, least, most):
 
 SLOT = 400_000  # nothing is left over of one
 A, B = TypeRows(0, 1000, (0,), (400,)), TypeRows(1000, 3000, (1, 2), (50, 50))
+NONE = np.zeros(region_rows(A).size + region_rows(B).size, np.bool_)  # stays for others
 
 
 def choose(stay: list[int], passing: tuple[float, float], room: float = 0.0) -> HyperbatchSize:
@@ -84,7 +87,7 @@ def choose(stay: list[int], passing: tuple[float, float], room: float = 0.0) -> 
 
 
 def test_entries_go_to_types_by_what_of_their_rows_passes():
-    a, b = share_rows([A, B], SLOT, choose([], (10.0, 90.0)), 60_000, "uint32")
+    a, b = share_rows([A, B], SLOT, choose([], (10.0, 90.0)), 60_000, "uint32", NONE)
     assert a.stay_rows == b.stay_rows == 0
     assert 0 < a.entries < b.entries
     assert a.entries * (400 + entry_bytes(4)) + b.entries * (100 + entry_bytes(4)) <= 60_000
@@ -92,16 +95,61 @@ def test_entries_go_to_types_by_what_of_their_rows_passes():
 
 def test_rows_that_stay_come_first():
     first = int(region_rows(A)[0])
-    a, b = share_rows([A, B], SLOT, choose([0], (1.0, 9.0)), first * 400 + 20_000, "uint32")
+    a, b = share_rows([A, B], SLOT, choose([0], (1.0, 9.0)), first * 400 + 20_000, "uint32", NONE)
     assert (a.stay.tolist(), a.stay_rows, b.stay_rows) == ([0], first, 0)
     assert a.entries * (400 + entry_bytes(4)) + b.entries * (100 + entry_bytes(4)) <= 20_000
-    a, b = share_rows([A, B], SLOT, choose([0], (1.0, 9.0)), first * 400 - 1, "uint32")
+    a, b = share_rows([A, B], SLOT, choose([0], (1.0, 9.0)), first * 400 - 1, "uint32", NONE)
     assert (a.stay.size, a.stay_rows) == (0, 0)  # it has no room after all
-    a, b = share_rows([A, B], SLOT, choose([2, 1, 0], (1.0, 9.0)), 2 * first * 400 + 9, "uint32")
+    a, b = share_rows(
+        [A, B], SLOT, choose([2, 1, 0], (1.0, 9.0)), 2 * first * 400 + 9, "uint32", NONE
+    )
     assert (a.stay.tolist(), a.stay_rows) == ([1, 2], 2 * first)  # those that are wanted most
     chosen = choose([2, 1, 0], (1.0, 9.0), 5000.0)
-    a, b = share_rows([A, B], SLOT, chosen, 2 * first * 400 + 4999, "uint32")
+    a, b = share_rows([A, B], SLOT, chosen, 2 * first * 400 + 4999, "uint32", NONE)
     assert (a.stay.tolist(), a.stay_rows) == ([2], first)  # rows that pass have room beside them
+
+
+def test_what_stays_for_others_takes_no_room():
+    first = int(region_rows(A)[0])
+    kept = NONE.copy()
+    kept[[0, 1]] = True
+    chosen = choose([0, 1, 2], (1.0, 9.0))
+    a, _ = share_rows([A, B], SLOT, chosen, first * 400, "uint32", kept)
+    assert (a.stay.tolist(), a.stay_rows) == ([2], first)
+    kept[:] = True
+    for share in share_rows([A, B], SLOT, chosen, 10**9, "uint32", kept):
+        assert (share.stay.size, share.entries) == (0, 0)
+
+
+def test_each_of_some_sessions_keeps_its_part():
+    first = int(region_rows(A)[0])
+    chosen, kept = choose([3, 1, 0, 2], (1.0, 9.0)), NONE.copy()
+    a, _ = share_rows([A, B], SLOT, chosen, 10**6, "uint32", kept, 2)
+    assert (a.stay.tolist(), a.stay_rows) == ([1, 3], 2 * first)
+    kept[[1, 3]] = True
+    a, _ = share_rows([A, B], SLOT, chosen, 10**6, "uint32", kept, 2)
+    assert (a.stay.tolist(), a.stay_rows) == ([0, 2], 2 * first)
+
+
+def test_a_session_that_finds_rows_in_memory_adds_others():
+    regions = region_rows(rows_by_type(SERVED)[0]).size
+    heat = np.arange(regions, 0, -1) / regions
+    wanted = tuple((heat * n).astype(np.int64) for n in (100, 150, 220, 300, 400))
+    estimate = Estimate(1000, 1 << 20, 1 << 16, 90_000, 1 << 20, wanted)
+    alone = cut_hyper(60, FILES, NEED, estimate, 8, 4, 5)
+    assert alone is not None
+    (first,) = alone.shares
+    assert 0 < first.stay.size < regions
+    kept = np.isin(np.arange(regions), first.stay)
+    second = cut_hyper(60, FILES, NEED, estimate._replace(kept=kept), 8, 4, 5)
+    assert second is not None
+    (share,) = second.shares
+    assert share.stay.size
+    assert not np.isin(share.stay, first.stay).any()
+    assert second.slots(8) <= 60
+    everything = cut_hyper(60, FILES, NEED, estimate._replace(kept=~NO_REGION), 8, 4, 5)
+    assert everything is not None
+    assert everything.staying == everything.rows == 0
 
 
 def test_next_to_all_rows_stay_where_there_is_room_for_next_to_all():
@@ -120,9 +168,9 @@ def test_next_to_all_rows_stay_where_there_is_room_for_next_to_all():
 
 
 def test_a_type_that_nobody_wanted_yet_has_some_entries():
-    a, _ = share_rows([A, B], SLOT, choose([], (0.0, 90.0)), 100_000, "uint32")
+    a, _ = share_rows([A, B], SLOT, choose([], (0.0, 90.0)), 100_000, "uint32", NONE)
     assert a.entries > 0
-    whole = share_rows([A, B], SLOT, choose([], (0.0, 90.0)), 10**9, "uint32")
+    whole = share_rows([A, B], SLOT, choose([], (0.0, 90.0)), 10**9, "uint32", NONE)
     assert [share.entries for share in whole] == [1000, 3000]
 
 

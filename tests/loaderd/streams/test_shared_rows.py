@@ -1,0 +1,91 @@
+"""Sessions of other seeds: rows that stay in memory are there once, for all of them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.graphs import make_csc
+from tests.loaderd.serving import Serving, Trainer
+from tests.stores import write_store
+
+NODES, BATCH, MEM = 20_000, 50, 16 << 20
+STEPS = NODES // 5 // BATCH
+ASKED: dict[str, Any] = {"num_neighbors": (4, 4), "batch_size": BATCH}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """13 MB, most of which are rows; few nodes are most edges' sources."""
+    graph = make_csc(np.random.default_rng(3).integers(0, 30, NODES), 3)
+    sources = graph.indices.astype(np.int64) ** 3 // NODES**2
+    path = tmp_path_factory.mktemp("shared-rows") / "store"
+    write_store(path, graph._replace(indices=sources), np.arange(0, NODES, 5), width=128)
+    return path
+
+
+def attach(serving: Serving, seed: int) -> Trainer:
+    return serving.attach("hyperbatch", seed=seed, **ASKED)
+
+
+def read(trainers: list[Trainer], epoch: int = 0) -> list[list[list[bytes]]]:
+    """What they get, step by step in turn."""
+    for trainer in trainers:
+        trainer.start(epoch)
+    found: list[list[list[bytes]]] = [[] for _ in trainers]
+    for step in range(STEPS):
+        for own, trainer in zip(found, trainers, strict=True):
+            own.append(trainer.consume(step))
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(store: Path) -> tuple[list[list[list[bytes]]], int]:
+    """What trainers of three seeds get, and the rows that are read for the first of them."""
+    found, rows = list[list[list[bytes]]](), list[int]()
+    for seed in range(3):
+        serving = Serving(store, MEM)
+        trainer = attach(serving, seed)
+        found += read([trainer])
+        rows.append(serving.exchange.status()[2]["hyper_rows_read"])
+        trainer.detach()
+        serving.close()
+    return found, rows[0]
+
+
+def staying(serving: Serving) -> list[int]:
+    """Rows that stay, as each session that is open counts them."""
+    return [one.counters()["hyper_stay_rows"] for one in serving.engine.status()[1]]
+
+
+def test_two_seeds_read_what_stays_once(store, alone):
+    batches, rows = alone
+    serving = Serving(store, MEM)
+    trainers = [attach(serving, seed) for seed in range(2)]
+    assert read(trainers) == batches[:2]
+    first, second = staying(serving)
+    assert first == second > 1000
+    # each alone with half of the memory: 2.3 times as many
+    assert serving.exchange.status()[2]["hyper_rows_read"] < 1.9 * rows
+    for trainer in trainers:
+        trainer.detach()
+    serving.close()  # all is given back
+
+
+def test_sessions_come_and_go(store, alone):
+    batches, _ = alone
+    serving = Serving(store, MEM)
+    one, two = attach(serving, 0), attach(serving, 1)
+    assert read([one, two]) == batches[:2]
+    three = attach(serving, 2)
+    assert read([one, three]) == [batches[0], batches[2]]
+    one.detach()
+    assert read([two, three]) == batches[1:]
+    two.detach()
+    assert read([three]) == batches[2:]
+    one = attach(serving, 0)
+    assert read([one, three]) == [batches[0], batches[2]]
+    for trainer in (three, one):
+        trainer.detach()
+    serving.close()
