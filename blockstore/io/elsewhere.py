@@ -80,5 +80,19 @@ class PageSource(Elsewhere, Protocol):
         Raises StoreError: they do not come.
         """
 
+    def expect(self, reader: object, path: str, pages: NDArray[np.int64], later: bool) -> None:
+        """A reader will want pages of an array: they leave after those that nobody will want.
+
+        reader   who says so; until it calls `forget`
+        pages    int64   numbers of pages as `hold` takes them, in any order, some may repeat
+        later    not in its coming pass, which ascends through the array, but after that
+        """
+
+    def had(self, reader: object, path: str, pages: NDArray[np.int64]) -> None:
+        """A reader has read pages in its coming pass."""
+
+    def forget(self, reader: object) -> None:
+        """What a reader has said does not hold any more."""
+
     def bring_again(self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any]) -> None:
         """Pages that are held are not as they were written.  Raises StoreError."""

@@ -30,15 +30,17 @@ from blockstore.io.threads import ReadThreads, Task
 from blockstore.kernels.crc import find_bad_page
 from blockstore.lock import lock_folder
 from blockstore.objects.bucket import Bucket
+from blockstore.objects.expected import ExpectedUses
 from blockstore.objects.intervals import UseIntervals
 from blockstore.units import format_bytes
 
 IN_FLIGHT = 64  # requests for ranges, of one store
 _MOST_RANGE, _LEAST_RANGE = 1 << 20, 64 << 10  # bytes of one request, at most
 _MOST_BYTES, _MEM_PART = IN_FLIGHT * _MOST_RANGE, 8  # on their way; a part of --mem, if less
-_MOST_GAP = 16  # pages between two that are wanted, which are fetched with them
+# Pages between two that are wanted, which are fetched with them: few, if others leave for them.
+_MOST_GAP, _MOST_ROOMY_GAP = 1, 16
 _LONGEST_RUN = 1024  # pages that readers ask for at once, but for blocks that are longer
-_GROUP = 16  # pages whose uses are counted together, and that leave together
+_GROUP = 16  # pages whose uses are counted together
 _WINDOW = 1 << 20  # groups among which those are looked for that leave: time and memory
 _HELD_PART = 16  # of the cache, that may be held at once
 _LISTED = 64  # part of the cache of which it is known what leaves next
@@ -125,6 +127,11 @@ class PageCache(Closing):
         """Pages that a thread may hold at once, of any store."""
         return max(member.largest for member in self._members)
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether nothing ever leaves."""
+        return self.limit >= sum(member.num_pages for member in self._members)
+
     def most_held(self, early: bool) -> int:
         """Pages that all threads may hold together, if another one holds some.
 
@@ -175,9 +182,10 @@ class CachedPages(Closing):
         self._pins = np.zeros(groups * _GROUP, np.uint8)  # by threads, which are fewer than 256
         self._uses = UseIntervals(groups)
         self._spare = flight_bytes // _KEPT_PART
-        states = self._uses.memory_bytes + 2 * self._state.size
+        self._expected = ExpectedUses(groups * _GROUP)
+        states = self._uses.memory_bytes + 3 * self._state.size
         self.memory_bytes = states + flight_bytes + self._spare
-        self._leaving, self._listed_at = np.zeros(0, np.int64), np.zeros(0, np.uint32)
+        self._leaving, self._listed_at = np.zeros(0, np.int64), np.zeros((0, 2), np.uint32)
         self._hand = 0
         self.closed = False
         self._counts = dict.fromkeys(("object_pages_evicted", "object_pages_torn"), 0)
@@ -259,6 +267,18 @@ class CachedPages(Closing):
                 self._pins[wanted] -= 1
                 changed.notify_all()
 
+    def expect(self, reader: object, path: str, pages: NDArray[np.int64], later: bool) -> None:
+        with self._cache.changed:
+            self._expected.expect(reader, pages + self._first[path], later)
+
+    def had(self, reader: object, path: str, pages: NDArray[np.int64]) -> None:
+        with self._cache.changed:
+            self._expected.had(reader, pages + self._first[path])
+
+    def forget(self, reader: object) -> None:
+        with self._cache.changed:
+            self._expected.forget(reader)
+
     def bring_again(self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any]) -> None:
         """As `PageSource` says: pages that a crash has torn, or that the disk has changed."""
         with self._cache.changed:
@@ -291,7 +311,8 @@ class CachedPages(Closing):
         missing = asked[self._state[asked] == 0]
         gaps = np.diff(missing) - 1
         seconds, per_byte = self._bucket.cost()
-        most = min(_MOST_GAP, int(seconds / (per_byte * PAGE_BYTES))) if per_byte else _MOST_GAP
+        most = _MOST_ROOMY_GAP if self._cache.holds_all else _MOST_GAP
+        most = min(most, int(seconds / (per_byte * PAGE_BYTES))) if per_byte else most
         short = np.flatnonzero((gaps > 0) & (gaps <= most))
         first, counts = missing[short] + 1, gaps[short]
         before = np.cumsum(counts) - counts
@@ -363,23 +384,24 @@ class CachedPages(Closing):
             self._state[base + first : base + max(first, stop)] = _HERE
 
     def evict(self, count: int) -> int:
-        """Make holes of so many pages that nobody holds, and of whole groups; how many it were.
+        """Make holes of so many pages that nobody holds; how many it were.
 
-        Those leave whose next use is expected last.  They are listed for a part of the cache at a
-        time; one that was used since then stays.  Under the cache's `changed`.
+        Those leave first that no reader expects, of these the ones whose next use is expected last
+        by the intervals of their groups; then those that readers want last.  They are listed for a
+        part of the cache at a time; one that was used since then, or of which readers have said
+        something else, stays.  Under the cache's `changed`.
         """
         freed = 0
         while freed < count:
             if not self._leaving.size:
                 self._leaving = self._list(max(count - freed, self._cache.limit // _LISTED))
-                self._listed_at = self._uses.last_use(self._leaving)
+                self._listed_at = self._known(self._leaving)
                 if not self._leaving.size:
                     break
-            some = -(-(count - freed) // _GROUP)
-            groups, at = self._leaving[:some], self._listed_at[:some]
+            some = count - freed
+            pages, at = self._leaving[:some], self._listed_at[:some]
             self._leaving, self._listed_at = self._leaving[some:], self._listed_at[some:]
-            groups = np.sort(groups[self._uses.last_use(groups) == at])
-            pages = (groups[:, np.newaxis] * _GROUP + np.arange(_GROUP)).reshape(-1)
+            pages = np.sort(pages[(self._known(pages) == at).all(1)])
             pages = pages[(self._state[pages] == _HERE) & (self._pins[pages] == 0)]
             self._punch(pages)
             freed += pages.size
@@ -387,21 +409,41 @@ class CachedPages(Closing):
         self._counts["object_pages_evicted"] += freed
         return freed
 
+    def _known(self, pages: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """What pages leave by, uint32 (pages, 2)."""
+        uses = self._uses.last_use(pages // _GROUP)
+        return np.stack([uses, self._expected.bits[pages].astype(np.uint32)], 1)
+
     def _list(self, count: int) -> NDArray[np.int64]:
-        """Groups that may leave, with so many pages: those first that are expected last."""
+        """Pages that may leave, at most so many, those first that are to leave first."""
         groups = self._state.size // _GROUP
         for _ in range(-(-groups // _WINDOW)):
             low, high = self._hand, min(self._hand + _WINDOW, groups)
             self._hand = high % groups
             pages = slice(low * _GROUP, high * _GROUP)
             free = (self._state[pages] == _HERE) & (self._pins[pages] == 0)
-            num_free = free.reshape(-1, _GROUP).sum(1)
-            found = np.flatnonzero(num_free)
-            if found.size:
-                found = self._uses.farthest(found + low)
-                enough = np.searchsorted(np.cumsum(num_free[found - low]), count)
-                return found[: int(enough) + 1]
+            if not free.any():
+                continue
+            expected = self._expected.bits[pages] != 0
+            ours = (free & ~expected).reshape(-1, _GROUP)
+            order = self._uses.farthest(np.flatnonzero(ours.any(1)) + low) - low
+            enough = int(np.searchsorted(np.cumsum(ours.sum(1)[order]), count)) + 1
+            order = order[:enough]
+            found = (order[:, np.newaxis] * _GROUP + np.arange(_GROUP))[ours[order]][:count]
+            if found.size < count:
+                some = np.flatnonzero(free & expected) + low * _GROUP
+                known = self._expected.farthest(some, self._position(some)) - low * _GROUP
+                found = np.concatenate([found, known[: count - found.size]])
+            leaving: NDArray[np.int64] = found + low * _GROUP
+            return leaving
         return np.zeros(0, np.int64)
+
+    def _position(self, pages: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Of pages in their arrays, from 0 to less than 1."""
+        firsts = np.array([*self._first.values(), self.num_pages])
+        array = np.searchsorted(firsts, pages, "right") - 1
+        found: NDArray[np.float64] = (pages - firsts[array]) / np.diff(firsts)[array]
+        return found
 
     def _punch(self, pages: NDArray[np.int64]) -> None:
         self._state[pages] = 0

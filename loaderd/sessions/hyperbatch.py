@@ -221,6 +221,8 @@ class HyperbatchSession(SampledSession):
 
     def _end_threads(self) -> None:
         self._hyper.close()
+        if isinstance(self._cache, RowCache):
+            self._cache.expected.forget()
 
     def _own_counters(self) -> dict[str, int]:
         rows = self._cache

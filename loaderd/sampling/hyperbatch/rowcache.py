@@ -36,6 +36,7 @@ from loaderd.memory.workspace import Carver
 from loaderd.monitoring.devicecost import DeviceCost
 from loaderd.monitoring.logs import tell
 from loaderd.plans.base import Unit
+from loaderd.sampling.hyperbatch.expected import ExpectedPages
 from loaderd.sampling.hyperbatch.regions import (
     CacheShare,
     StayingMember,
@@ -164,7 +165,7 @@ class RowCache:
         staying   has what stays of `shares`
         """
         self._reader, self._data, self._slot_bytes = files.reader, files.data, files.slot_bytes
-        self._cost = cost
+        self._cost, self.expected = cost, ExpectedPages(files.reader)
         self._most_pages = min(b.size for b in transit) // PAGE_BYTES
         self._transit = make_transit(transit)
         carver, slots = Carver(tables), iter(area)
@@ -267,7 +268,9 @@ class RowCache:
         try:
             for t in self.types:
                 t.listed[: t.num_listed].sort()
-                self._bring_type(t, group[0].batch, until, oldest)
+            with self.expected.announced(self.types, later):
+                for t in self.types:
+                    self._bring_type(t, group[0].batch, until, oldest)
         finally:
             for t in self.types:
                 self._forget(t)
@@ -439,7 +442,8 @@ class RowCache:
         readings = []
         for number, a in enumerate(t.arrays):
             runs = self._runs.reshape(-1, 5)
-            count = self._cost.plan_runs(t.listed, low, high, a.layout, self._most_pages, runs)
+            cost = self.expected.cost(a.file, self._cost)
+            count = cost.plan_runs(t.listed, low, high, a.layout, self._most_pages, runs)
             own = runs[:count].copy()
             self.pages_read += int(own[:, 2].sum())
             self.runs_read += count
@@ -464,6 +468,7 @@ class RowCache:
                 pages, runs[low:high], t.listed, a.layout, cached, 0, a.area, self._data,
                 self._slot_bytes,
             )  # fmt: skip
+            self.expected.had(a.file, runs[low:high])
 
         return copy
 

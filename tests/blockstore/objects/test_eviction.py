@@ -15,6 +15,7 @@ from blockstore.format import PAGE_BYTES, graph_geometry
 from blockstore.kernels.crc import page_crcs
 from blockstore.make_part import make_hole
 from blockstore.objects.cache import CachedPages, CachedShard, PageCache
+from blockstore.objects.expected import MOST_READERS
 
 PAGES, BLOCK = 4096, 16  # of the array; of a block: 16 MiB in all
 LIMIT = PAGES // 4
@@ -143,6 +144,106 @@ def test_blocks_stay_by_heat(made: Any) -> None:
         if len(recent) > LIMIT // BLOCK:
             recent.popitem(last=False)
     assert share(made, trace) * optimum(trace) <= 1.05 * fetched * BLOCK
+
+
+def rounds(fresh: int, again: int) -> list[np.ndarray]:
+    """Ascending passes: fresh pages, and some of those that were fresh in the pass before.
+
+    Which of them come again no interval says; the others come when all pages have been fresh.
+    """
+    rng, found, before = np.random.default_rng(6), list[np.ndarray](), np.empty(0, np.int64)
+    order = np.concatenate([rng.permutation(PAGES) for _ in range(4)])
+    for low in range(0, order.size - fresh, fresh):
+        now = order[low : low + fresh]
+        found.append(np.union1d(now, rng.choice(before, again) if before.size else before))
+        before = now
+    return found
+
+
+def test_announced_passes_are_near_the_optimum(made: Any) -> None:
+    bucket, pages, crcs = made
+    trace, passes = list[list[int]](), rounds(1000, 500)
+    for i, wanted in enumerate(passes):
+        pages.forget("reader")
+        pages.expect("reader", "a", wanted, False)
+        for later in passes[i + 1 : i + 2]:
+            pages.expect("reader", "a", later, True)
+        for part in np.array_split(wanted, 32):
+            trace.append(part.tolist())
+            with pages.hold("a", part, crcs, False):
+                pages.had("reader", "a", part)
+            assert pages.present <= LIMIT
+    assert bucket.bytes_read / PAGE_BYTES <= 1.15 * optimum(trace)
+
+
+def test_without_a_word_such_passes_are_far_from_it(made: Any) -> None:
+    """So the test before this one can fail."""
+    parts = [part.tolist() for wanted in rounds(1000, 500) for part in np.array_split(wanted, 32)]
+    assert share(made, parts) > 1.25
+
+
+def evicted(pages: CachedPages, count: int) -> set[int]:
+    """Which of the first pages leave."""
+    pages.evict(count)
+    return set(np.flatnonzero(pages._state[:LIMIT] == 0).tolist())
+
+
+@pytest.fixture
+def full(made: tuple[Memory, CachedPages, np.ndarray]) -> CachedPages:
+    """All pages below LIMIT are there, and none else."""
+    _, pages, crcs = made
+    with pages.hold("a", np.arange(LIMIT), crcs, False):
+        pass
+    return pages
+
+
+def test_pages_that_are_expected_leave_last_and_the_farthest_first(full: CachedPages) -> None:
+    now, later = np.arange(100, 300), np.arange(250, 400)
+    full.expect("reader", "a", now, False)
+    full.expect("reader", "a", later, True)
+    rest = set(range(LIMIT)) - set(range(100, 400))
+    assert evicted(full, len(rest)) == rest
+    assert evicted(full, 50) == rest | set(range(350, 400))  # only wanted later, the last ones
+    full.had("reader", "a", np.arange(100, 110))
+    assert evicted(full, 10) <= rest | set(range(340, 400)) | set(range(100, 110))
+    assert evicted(full, 1 << 20) == set(range(LIMIT))  # all may leave in the end
+
+
+def test_what_is_forgotten_leaves_as_any_other(full: CachedPages) -> None:
+    full.expect("reader", "a", np.arange(LIMIT), False)
+    full.expect("other", "a", np.arange(10), True)
+    full.forget("reader")
+    assert not evicted(full, LIMIT - 10) & set(range(10))
+    full.forget("other")
+    assert not full._expected.bits.any()
+    full.forget("other")  # once more does no harm
+
+
+def test_readers_do_not_take_back_what_others_have_said(full: CachedPages) -> None:
+    for reader in range(MOST_READERS):
+        full.expect(reader, "a", np.arange(200), False)
+    full.expect("one more", "a", np.arange(200, LIMIT), False)  # there are no bits for it
+    for reader in range(1, MOST_READERS):
+        full.had(reader, "a", np.arange(200))
+    full.had("one more", "a", np.arange(200))
+    full.forget(1)
+    assert evicted(full, LIMIT - 200) == set(range(200, LIMIT))
+    full.expect("one more", "a", np.arange(5), True)  # it has the bits of the one that left
+    full.forget(0)
+    assert evicted(full, 195) == set(range(5, LIMIT))
+
+
+def test_an_array_that_is_not_of_the_store_is_an_error(full: CachedPages) -> None:
+    with pytest.raises(KeyError):
+        full.expect("reader", "b", np.arange(3), False)
+    with pytest.raises(IndexError):
+        full.expect("reader", "a", np.array([PAGES]), False)
+
+
+def test_what_readers_say_is_counted_as_memory(full: CachedPages) -> None:
+    arrays = full._state.nbytes + full._pins.nbytes + full._expected.bits.nbytes
+    flight = (64 << 20) + (64 << 20) // 4  # on their way; came and not copied yet
+    assert full.memory_bytes == arrays + full._uses.memory_bytes + flight
 
 
 def test_whatever_is_held_has_its_bytes_and_the_size_holds(

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -54,8 +55,9 @@ class Reading:
 class Reader:
     """Files of rows in memory; every run that is asked for is read at once, or fails."""
 
-    def __init__(self) -> None:
-        self.files = []
+    def __init__(self, pages: Any = None) -> None:
+        """`pages`: where they come from, as of a store in object storage."""
+        self.raw, self.files = [], []
         for served in SERVED:
             geometry = row_geometry(served.array, BLOCK)
             width, per = served.array.row_bytes, geometry.rows_per_block
@@ -63,12 +65,13 @@ class Reader:
             for node in range(NODES):
                 at = node // per * geometry.slot_bytes + node % per * width
                 raw[at : at + width] = np.frombuffer(row(node, width), np.uint8)
-            self.files.append((raw, geometry.blocks_per_shard * geometry.slot_bytes))
+            self.raw.append((raw, geometry.blocks_per_shard * geometry.slot_bytes))
+            self.files.append(SimpleNamespace(pages=pages, path=str(width), geometry=geometry))
         self.fail_after = -1  # runs that can still be read; -1: all
 
     def stream(self, file: int, runs: Any, transit: Any, consume: Any, rows: Any = None) -> Reading:
         assert (np.diff(rows.astype(np.int64)) > 0).all()  # what is asked of other servers
-        raw, shard_bytes = self.files[file]
+        raw, shard_bytes = self.raw[file]
         buffer = transit.free.get()
         try:
             for i, (shard, page, pages) in enumerate(runs[:, :3].tolist()):

@@ -1,0 +1,116 @@
+"""What a row cache is about to read of a store in object storage, for the disk's page cache.
+
+All rows that a group lacks are known before the first of them is read, and so are batches that
+follow it.  The page cache is told, and keeps their pages until they have been read.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import PAGE_BYTES
+from blockstore.io.places import page_numbers
+from blockstore.io.reader import BlockReader
+from blockstore.kernels.rowcache import ABSENT_ROW, CacheTable
+from blockstore.kernels.rows import RowLayout
+from loaderd.monitoring.devicecost import DeviceCost
+
+_ROWS = 1 << 16  # of which the pages are computed at once: 64 bytes of the heap each, or less
+
+
+class _Array(Protocol):
+    @property
+    def file(self) -> int: ...
+    @property
+    def layout(self) -> RowLayout: ...
+
+
+class _Needs(Protocol):
+    @property
+    def pieces(self) -> Sequence[NDArray[Any]]: ...
+
+
+class _Type(Protocol):
+    first: int
+    num_nodes: int
+    table: CacheTable
+    listed: NDArray[Any]
+    num_listed: int
+
+    @property
+    def arrays(self) -> Sequence[_Array]: ...
+
+
+def pages_of_rows(rows: NDArray[np.int64], layout: RowLayout) -> NDArray[np.int64]:
+    """Numbers of the pages that hold rows, counted through all shards; some may repeat."""
+    block, row = np.divmod(rows, layout.rows_per_block)
+    start = block * layout.block_bytes + row * layout.row_bytes
+    first, last = start // PAGE_BYTES, (start + layout.row_bytes - 1) // PAGE_BYTES
+    longest = int((last - first).max(initial=0))
+    return np.concatenate([np.minimum(first + i, last) for i in range(longest + 1)])
+
+
+class ExpectedPages:
+    """Tells page caches what one row cache will read.  Of a store on this disk it does nothing."""
+
+    def __init__(self, reader: BlockReader) -> None:
+        self._reader = reader
+        self._sources = list({id(f.pages): f.pages for f in reader.files if f.pages}.values())
+
+    def cost(self, file: int, cost: DeviceCost) -> DeviceCost:
+        """By which runs of pages are planned: without gaps, if these would have to be fetched.
+
+        The page cache bridges gaps by itself, as the bucket's cost says.
+        """
+        return cost if self._reader.files[file].pages is None else cost._replace(run_s=0.0)
+
+    @contextmanager
+    def announced(self, types: Sequence[_Type], later: Sequence[_Needs]) -> Iterator[None]:
+        """Inside, listed rows are read in one pass; rows of later batches that are absent follow.
+
+        What was announced before is forgotten, and if the pass fails or is cancelled this, too.
+        """
+        self.forget()
+        try:
+            self._announce(types, later)
+            yield
+        except BaseException:
+            self.forget()
+            raise
+
+    def _announce(self, types: Sequence[_Type], later: Sequence[_Needs]) -> None:
+        if not self._sources:
+            return
+        for t in types:
+            for low in range(0, t.num_listed, _ROWS):
+                rows = t.listed[low : min(low + _ROWS, t.num_listed)]
+                self._expect(t, rows.astype(np.int64), later=False)
+            for needs in later:
+                for piece in needs.pieces:
+                    for low in range(0, piece.size, _ROWS):
+                        rows = piece[low : low + _ROWS].astype(np.int64) - t.first
+                        rows = rows[(rows >= 0) & (rows < t.num_nodes)]
+                        stays = t.table.stays[rows >> int(t.table.shift)] != 0
+                        absent = ~stays & (t.table.place[rows] == ABSENT_ROW)
+                        self._expect(t, rows[absent], later=True)
+
+    def had(self, file: int, runs: NDArray[np.int64]) -> None:
+        """Runs of pages of a file have been read.  Any thread may call."""
+        stored = self._reader.files[file]
+        if stored.pages is not None:
+            pages = page_numbers(stored.geometry.pages_per_shard, runs)
+            stored.pages.had(self, stored.path, pages)
+
+    def forget(self) -> None:
+        """Nothing of what was told holds any more.  Any thread may call."""
+        for source in self._sources:
+            source.forget(self)
+
+    def _expect(self, t: _Type, rows: NDArray[np.int64], later: bool) -> None:
+        for a in t.arrays:
+            stored = self._reader.files[a.file]
+            if stored.pages is not None and rows.size:
+                stored.pages.expect(self, stored.path, pages_of_rows(rows, a.layout), later)
