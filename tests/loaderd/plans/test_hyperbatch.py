@@ -103,15 +103,20 @@ def test_the_fewest_bytes_are_read_that_the_room_allows(
             costs += [cost] if needs <= memory.room(size) else []
         return min(costs)
 
-    best = min(least(size, n) for size in range(1, num_steps + 1) for n in range(useful + 1))
-    if best == math.inf:
+    def best(fewest: int) -> float:
+        """With so many regions that stay, or more."""
+        counts, sizes = range(fewest, useful + 1), range(1, num_steps + 1)
+        return min(least(size, n) for size in sizes for n in counts)
+
+    if best(0) == math.inf:
         assert found.batches == 1
         assert not found.stay.size
         return
     assert found.stay.tolist() == order[: found.stay.size]
     assert found.passing[found.stay].sum() == 0
-    # not every size is tried, nor every number of minibatches whose rows are there
-    assert least(found.batches, found.stay.size) <= 1.4 * best
+    # Not every size is tried, nor every number of minibatches whose rows are there.  And as many
+    # regions stay as have room, also where few steps want a row of the last one.
+    assert least(found.batches, found.stay.size) <= 1.4 * best(found.stay.size)
 
 
 @pytest.mark.parametrize(("width", "stay"), [(64, True), (4096, False)])
