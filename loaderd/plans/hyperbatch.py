@@ -63,13 +63,14 @@ class RegionCurve(NamedTuple):
             found = wanted[last] * (batches / (1 << last)) ** np.minimum(1.0, growth)
         return np.minimum(found, self.rows)
 
-    def reads(self, wanted: NDArray[np.float64], first: int, gap: int) -> NDArray[np.float64]:
-        """(pages, runs) that bring so many rows of each region, from one of these on."""
-        rows, share = self.rows[first:], wanted[first:] / np.maximum(1, self.rows[first:])
-        found: NDArray[np.float64] = np.array(
-            [region_pages(rows, width[first:], share, gap) for width in self.widths]
-        ).sum((0, 2))
-        return found
+    def reads(self, wanted: NDArray[np.float64], gap: int) -> NDArray[np.float64]:
+        """Pages, runs that bring so many rows of all regions but the first 0, 1, ...
+
+        float64 (2, regions + 1)
+        """
+        share = wanted / np.maximum(1, self.rows)
+        ways = [region_pages(self.rows, width, share, gap) for width in self.widths]
+        return np.array([_sums_from(each) for each in np.array(ways).sum(0)])
 
 
 class HyperbatchSize(NamedTuple):
@@ -132,12 +133,18 @@ def choose_size(
             found += cuts
     if not found:
         return HyperbatchSize(1, order[:0], curve.grown(1), 0.0)
-    # estimates within a percent are equal, and of equals the first is taken
-    reads = np.maximum(1e-9, [cut.reads for cut in found])
-    best = found[memory.best(*np.exp2(np.round(np.log2(reads) * _EXACT) / _EXACT).T)]
+    best = found[_best(memory, np.array([cut.reads for cut in found]))]
     passing, stay = curve.grown(best.past), order[alike < best.stay]
     passing[stay] = 0
     return HyperbatchSize(best.size, stay, passing, best.room)
+
+
+def _best(memory: RowMemory, reads: NDArray[np.float64]) -> int:
+    """Which of some ways reads best, of (ways, 2) pages and runs.
+
+    Estimates within a percent are equal, and of equals the first is taken.
+    """
+    return memory.best(*np.exp2(np.round(np.log2(np.maximum(1e-9, reads)) * _EXACT) / _EXACT).T)
 
 
 def _grouped(curve: RegionCurve, order: NDArray[np.int64]) -> tuple[NDArray[np.int64], RegionCurve]:
@@ -205,7 +212,10 @@ def _cuts(curve: RegionCurve, memory: RowMemory, size: int, num_steps: int) -> l
 def _share(
     curve: RegionCurve, memory: RowMemory, size: int, past: float, num_steps: int
 ) -> _Cut | None:
-    """As many regions as can stay beside what so many minibatches wanted of the others."""
+    """The regions that stay beside what so many minibatches wanted of the others.
+
+    As many as can, but for those that take more to be read once than what is wanted of them.
+    """
     there = curve.grown(past)
     lacks = curve.grown(past + size) - there
     # a row that one of these alone wants leaves after it, as it is known who wants what
@@ -215,8 +225,7 @@ def _share(
     paid = ~curve.kept if memory.alike == 1 else 1 / memory.alike
     stays = _sums(curve.rows * curve.row_bytes * paid)
     passes, others = (
-        _sums((rows * (curve.row_bytes + memory.entry_bytes))[::-1])[::-1]
-        for rows in (held, curve.rows)
+        _sums_from(rows * (curve.row_bytes + memory.entry_bytes)) for rows in (held, curve.rows)
     )
     room = memory.room(size)
     passes = np.maximum(passes, np.minimum(others, room / _LEAST_PASSING))
@@ -224,11 +233,12 @@ def _share(
     fitting = np.flatnonzero((stays + passes)[:useful] <= room)
     if not fitting.size:
         return None
-    count = int(fitting[-1])
-    read, fill = (curve.reads(wanted, count, memory.gap_pages) for wanted in (lacks, again))
-    fill[0] += stays[count] / PAGE_BYTES
+    read, fill = (curve.reads(wanted, memory.gap_pages).T for wanted in (lacks, again))
+    fill[:, 0] += stays / PAGE_BYTES
     reads = (read + memory.begun) / size + fill / num_steps
-    return _Cut(size, past, count, float(passes[count]), reads)
+    counts = fitting[::-1]
+    count = int(counts[_best(memory, reads[counts])])
+    return _Cut(size, past, count, float(passes[count]), reads[count])
 
 
 def region_pages(
@@ -257,3 +267,8 @@ def region_pages(
 def _sums(values: NDArray[Any]) -> NDArray[Any]:
     """Sums of the first 0, 1, ... values."""
     return np.concatenate([[0], np.cumsum(values)])
+
+
+def _sums_from(values: NDArray[Any]) -> NDArray[Any]:
+    """Sums of all but the first 0, 1, ... values."""
+    return _sums(values[::-1])[::-1]
