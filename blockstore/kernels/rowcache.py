@@ -46,7 +46,7 @@ class CacheTable(NamedTuple):
 class StayingEntries(NamedTuple):
     """Where the rows of regions that stay are, of one array."""
 
-    first: NDArray[np.int32]  # (regions,) entry of a region's first row, ABSENT_ROW: it has none
+    first: NDArray[np.int64]  # (regions,) entry of a region's first row, ABSENT_ROW: it has none
     slots: NDArray[np.int64]  # arena slots of these entries
 
 
@@ -270,8 +270,7 @@ def copy_extents(source, runs, rows, layout, cached, first_entry, area, data, sl
                 table, staying = cached
                 region = row >> table.shift
                 if table.stays[region]:
-                    entry = np.int64(staying.first[region])
-                    entry += row & ((np.int64(1) << table.shift) - 1)
+                    entry = staying.first[region] + (row & ((np.int64(1) << table.shift) - 1))
                     slots = staying.slots
                 else:
                     entry = np.int64(table.place[row])
@@ -304,7 +303,7 @@ def address_entries(nodes, num, first, num_nodes, cached, area, slot_bytes, row_
             continue
         region = row >> shift
         staying_row = stays[region] != 0
-        entry = np.int64(staying.first[region]) + (row & inside) if staying_row else place[row]
+        entry = staying.first[region] + (row & inside) if staying_row else np.int64(place[row])
         slot = _divide(entry, divisor)
         start = staying.slots[slot] if staying_row else area[slot]
         out[i] = start * slot_bytes + (entry - slot * per_slot) * row_bytes

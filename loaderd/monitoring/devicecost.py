@@ -45,7 +45,7 @@ class DeviceCost(NamedTuple):
 
         The least product of time and bytes, of those that take a ninth more than the least time at
         most: 0.9 of the best rate.  Ways that take next to the least time differ by half in bytes,
-        and what a run costs is measured anew by each daemon, a third more or less.
+        and what a run costs is measured again by each daemon, a third more or less.
         """
         seconds = runs * self.run_s + pages * self.page_s
         fast = seconds <= seconds.min() * 10 / 9

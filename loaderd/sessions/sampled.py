@@ -158,7 +158,7 @@ class SampledSession:
         return len(self._memory.allocation)
 
     def _free(self) -> None:
-        """Give them back."""
+        """Give back all slots that it has."""
         self._memory.allocation.free()
 
     def _own_counters(self) -> dict[str, int]:

@@ -151,7 +151,8 @@ def check_possible(
 
 def ask(resources: StoreResources, opening: Opening, plan: str) -> Asked:
     """The request for a plan.  Raises Refused."""
-    manifest, (_, request, frame, _) = resources.store.manifest, opening
+    manifest = resources.store.manifest
+    request, frame = opening.request, opening.frame
     resolved = resolve_sampled(manifest, request, frame)
     return Asked(
         request,

@@ -146,12 +146,16 @@ class StreamOpener:
             for stream in large:
                 stream.closing = True
         ended = list[_Ended]()
+
         # rows that sessions share are given back by the last one: all end before others are opened
-        stubborn = self._drain(list(large), lambda stream: ended.extend(self._end(stream)))
+        def end(stream: Stream) -> None:
+            if (one := self._end(stream)) is not None:
+                order = one.order._replace(alike=alike[one.order.kind])
+                ended.append(one._replace(order=order))
+
+        stubborn = self._drain(list(large), end)
         for one in ended:
-            self._replace(
-                one._replace(order=one.order._replace(alike=alike[one.order.kind])), share
-            )
+            self._replace(one, share)
         return stubborn
 
     def _count_kinds(self) -> Counter[Hashable]:
@@ -198,17 +202,17 @@ class StreamOpener:
         stream.send()
         stream.session.wake()
 
-    def _end(self, stream: Stream) -> list[_Ended]:
-        """A stream ends, who reads it has none; none does if it has gone or is leased."""
+    def _end(self, stream: Stream) -> _Ended | None:
+        """A stream ends, who reads it has none; None: it has gone, or something is leased."""
         with self._registry.lock:
             if stream not in self._registry.streams:
-                return []
+                return None
             if stream.leased:
                 self._go_on(stream)
-                return []
+                return None
             group, cursors = self._registry.streams[stream], list(stream.cursors.values())
             self._registry.end(stream)
-            return [_Ended(group, group.order._replace(epoch=max(0, stream.epoch)), cursors)]
+            return _Ended(group, group.order._replace(epoch=max(0, stream.epoch)), cursors)
 
     def _replace(self, ended: _Ended, share: int) -> None:
         """A smaller stream in the place of one that has ended."""
@@ -304,7 +308,7 @@ class StreamOpener:
                     stream.closing, stream.asked = True, stream.served
             self._drain(streams, ended.append)
             for stream in ended:
-                for one in self._end(stream):
+                if (one := self._end(stream)) is not None:
                     self.executor.put(partial(self._open_for, cursor, True))
                     with self._registry.lock:
                         self._find_places([c for c in one.cursors if self._is_without(c)])

@@ -101,7 +101,7 @@ class _Type:
         self.state = np.full(self.rows.size, _ABSENT, np.uint8)
         self.orphans = np.zeros(self.rows.size, np.bool_)  # kept by one that has left, not read
         self.entries = [
-            StayingEntries(np.full(self.rows.size, ABSENT_ROW, np.int32), np.empty(0, np.int64))
+            StayingEntries(np.full(self.rows.size, np.int64(ABSENT_ROW)), np.empty(0, np.int64))
             for _ in self.widths
         ]
 

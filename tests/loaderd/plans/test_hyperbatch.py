@@ -76,34 +76,25 @@ def takes(
 
 
 _SELDOM = make_curve([0, 0, 0], [3, 0, 0], [5, 2, 1])  # reading region 1 costs less than keeping it
+sparing = st.sampled_from([1.0, 1.25])
 
 
-@example(_SELDOM, 69_545, 448, 27, 1.25, 2, {0, 1, 2})
-@example(_SELDOM, 120_745, 448, 27, 1.25, 1, set())
-@given(
-    curves,
-    st.integers(0, 400_000),
-    st.integers(1, 20_000),
-    st.integers(1, 30),
-    st.sampled_from([1.0, 1.25]),
-    st.sampled_from([1, 1, 2, 4]),
-    st.sets(st.integers(0, 5)),
-)
-def test_the_fewest_bytes_are_read_that_the_room_allows(
-    curve, room, batch_bytes, num_steps, spare, alike, kept
-):
-    """`alike`: sessions that keep regions for one another; `kept`: regions that are there."""
-    memory = memory_of(room)._replace(
-        room=lambda size: room - size * batch_bytes, spare=spare, alike=alike
-    )
-    curve = curve._replace(kept=np.isin(np.arange(curve.rows.size), list(kept)))
+@example(_SELDOM, 120_745, 448, 27, 1.25)
+@given(curves, st.integers(0, 400_000), st.integers(1, 20_000), st.integers(1, 30), sparing)
+def test_the_fewest_bytes_are_read_that_the_room_allows(curve, room, batch_bytes, num_steps, spare):
+    memory = memory_of(room)._replace(room=lambda size: room - size * batch_bytes, spare=spare)
+    check_choice(curve, memory, num_steps)
+
+
+def check_choice(curve: RegionCurve, memory: RowMemory, num_steps: int, step: float = 0.5) -> None:
+    """`step`: between numbers of minibatches before, with which the choice found is weighed."""
     found = choose_size(curve, memory, num_steps)
     order = np.argsort(np.where(curve.kept, -200, -curve.wanted[-1]), kind="stable").tolist()
     useful = int(np.count_nonzero(curve.wanted[-1] + curve.kept))
 
-    def least(size: int, count: int) -> float:
+    def least(size: int, count: int, step: float = 0.5) -> float:
         costs = [math.inf]
-        for past in np.arange(size, max(size + 1, num_steps), 0.5):
+        for past in np.arange(size, max(size + 1, num_steps), step):
             needs, cost = takes(curve, memory, size, past, set(order[:count]), num_steps)
             costs += [cost] if needs <= memory.room(size) else []
         return min(costs)
@@ -116,7 +107,40 @@ def test_the_fewest_bytes_are_read_that_the_room_allows(
     assert found.stay.tolist() == order[: found.stay.size]
     assert found.passing[found.stay].sum() == 0
     # not every size is tried, nor every number of minibatches whose rows are there
-    assert least(found.batches, found.stay.size) <= 1.4 * best
+    assert least(found.batches, found.stay.size, step) <= 1.4 * best
+
+
+@st.composite
+def likely_curves(draw: st.DrawFn) -> RegionCurve:
+    """Twice as many minibatches want no more than twice the rows."""
+    regions = []
+    for _ in range(draw(st.integers(1, 6))):
+        points = [draw(st.integers(0, 100))]
+        for _ in range(2):
+            points.append(draw(st.integers(points[-1], min(100, 2 * points[-1]))))
+        regions.append(points)
+    return make_curve(*map(list, zip(*regions, strict=True)))
+
+
+@example(_SELDOM, 69_545, 448, 27, 1.25, 2, {0, 1, 2})
+@given(
+    likely_curves(),
+    st.integers(0, 400_000),
+    st.integers(1, 20_000),
+    st.integers(1, 30),
+    sparing,
+    st.sampled_from([1, 2, 4]),
+    st.sets(st.integers(0, 5)),
+)
+def test_what_others_keep_is_counted_as_it_is_paid_for(
+    curve, room, batch_bytes, num_steps, spare, alike, kept
+):
+    """`alike`: sessions that keep regions for one another; `kept`: regions that are there."""
+    memory = memory_of(room)._replace(
+        room=lambda size: room - size * batch_bytes, spare=spare, alike=alike
+    )
+    curve = curve._replace(kept=np.isin(np.arange(curve.rows.size), list(kept)))
+    check_choice(curve, memory, num_steps, 1 / 32)
 
 
 @pytest.mark.parametrize(("width", "stay"), [(64, True), (4096, False)])

@@ -193,7 +193,7 @@ def test_a_stream_is_not_made_smaller_for_those_who_have_gone(store, monkeypatch
         return take(*arguments)
 
     monkeypatch.setattr(opener, "_take", leave_first)
-    opener._replace(*opener._end(stream), 0)
+    opener._replace(opener._end(stream), 0)
     serving.close()
 
 

@@ -233,7 +233,7 @@ def test_a_stream_that_cannot_do_with_its_share_gets_back_what_it_had(store: Pat
     wait_leased(trainer, stream)
     step = release_all(trainer, stream)
     with opener.opening:
-        opener._replace(*opener._end(stream), share=1)  # no session can do with a slot
+        opener._replace(opener._end(stream), share=1)  # no session can do with a slot
     with registry.lock:
         ((other,),) = (list(group.streams) for group in registry.groups.values())
         assert other is not stream
@@ -262,7 +262,7 @@ def test_a_session_that_lost_its_stream_has_no_other_one_cut_down(store: Path, m
     wait_leased(trainer, stream)
     step = release_all(trainer, stream)
     with opener.opening:
-        opener._replace(*opener._end(stream), share=1)
+        opener._replace(opener._end(stream), share=1)
     trainer.consume(step)
     assert cuts == [False]
     trainer.detach()
