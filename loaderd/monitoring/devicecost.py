@@ -40,6 +40,14 @@ class DeviceCost(NamedTuple):
             count = int(plan_extents(rows, low, high, layout, gap, most_pages, out))
         return count
 
+    def of_file(self, file: BlockedFile) -> "DeviceCost":
+        """By which runs of pages of a file are planned.
+
+        Pages that come from object storage are asked for alone: their cache bridges gaps by itself,
+        as the bucket's cost says, if what is in them is not there either.
+        """
+        return self if file.pages is None else self._replace(run_s=0.0)
+
     def best_of(self, pages: NDArray[Any], runs: NDArray[Any]) -> int:
         """Which of several ways to read the same rows is best, of so many pages and runs each.
 

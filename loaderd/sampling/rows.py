@@ -226,9 +226,7 @@ class RowAssembler:
         """Begin to read the pages of rows, which ascend, and to copy each to its place."""
         number = self._first_file + file.number
         stored = self._reader.files[number]
-        # what comes from afar bridges gaps by itself, if what is in them is not there either
-        cost = self._gauge.known or FLASH
-        cost = cost if stored.pages is None else cost._replace(run_s=0.0)
+        cost = (self._gauge.known or FLASH).of_file(stored)
         runs = np.empty((rows.size, 5), np.int64)
         runs = runs[: cost.plan_runs(rows, 0, rows.size, file.layout, passing.pages, runs)]
 

@@ -16,13 +16,14 @@ from loaderd.memory.ledger import served_rows
 from loaderd.memory.residency import BlockPool
 from loaderd.monitoring.devicecost import FLASH
 from loaderd.plans.hyperbatch import block_schedule
+from loaderd.sampling.hyperbatch.entries import Needs, table_bytes
 from loaderd.sampling.hyperbatch.regions import (
     CacheShare,
     StayingRegions,
     area_slots_of,
     rows_by_type,
 )
-from loaderd.sampling.hyperbatch.rowcache import Needs, RowCache, table_bytes
+from loaderd.sampling.hyperbatch.rowcache import RowCache
 from loaderd.sampling.rows import ServedFiles
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions

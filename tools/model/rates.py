@@ -26,13 +26,14 @@ from blockstore.store import Store, open_store, scan_blocks
 from clients.torch import NeighborDataset
 from loaderd.memory.ledger import served_rows
 from loaderd.monitoring.devicecost import RUN_BYTES, DeviceCost, measure_cost
+from loaderd.sampling.hyperbatch.entries import Needs, table_bytes
 from loaderd.sampling.hyperbatch.regions import (
     CacheShare,
     StayingRegions,
     area_slots_of,
     rows_by_type,
 )
-from loaderd.sampling.hyperbatch.rowcache import Needs, RowCache, table_bytes
+from loaderd.sampling.hyperbatch.rowcache import RowCache
 from loaderd.sampling.rows import ServedFiles
 from preprocess.errors import BadInput
 from tools.bench.disk import DEPTH, make_file

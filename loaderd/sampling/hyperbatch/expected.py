@@ -6,7 +6,6 @@ follow it.  The page cache is told, and keeps their pages until they have been r
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,34 +13,11 @@ from numpy.typing import NDArray
 from blockstore.format import PAGE_BYTES
 from blockstore.io.places import page_numbers
 from blockstore.io.reader import BlockReader
-from blockstore.kernels.rowcache import ABSENT_ROW, CacheTable
+from blockstore.kernels.rowcache import ABSENT_ROW
 from blockstore.kernels.rows import RowLayout
-from loaderd.monitoring.devicecost import DeviceCost
+from loaderd.sampling.hyperbatch.entries import CachedType, Needs
 
 _ROWS = 1 << 16  # of which the pages are computed at once: 64 bytes of the heap each, or less
-
-
-class _Array(Protocol):
-    @property
-    def file(self) -> int: ...
-    @property
-    def layout(self) -> RowLayout: ...
-
-
-class _Needs(Protocol):
-    @property
-    def pieces(self) -> Sequence[NDArray[Any]]: ...
-
-
-class _Type(Protocol):
-    first: int
-    num_nodes: int
-    table: CacheTable
-    listed: NDArray[Any]
-    num_listed: int
-
-    @property
-    def arrays(self) -> Sequence[_Array]: ...
 
 
 def pages_of_rows(rows: NDArray[np.int64], layout: RowLayout) -> NDArray[np.int64]:
@@ -60,15 +36,8 @@ class ExpectedPages:
         self._reader = reader
         self._sources = list({id(f.pages): f.pages for f in reader.files if f.pages}.values())
 
-    def cost(self, file: int, cost: DeviceCost) -> DeviceCost:
-        """By which runs of pages are planned: without gaps, if these would have to be fetched.
-
-        The page cache bridges gaps by itself, as the bucket's cost says.
-        """
-        return cost if self._reader.files[file].pages is None else cost._replace(run_s=0.0)
-
     @contextmanager
-    def announced(self, types: Sequence[_Type], later: Sequence[_Needs]) -> Iterator[None]:
+    def announced(self, types: Sequence[CachedType], later: Sequence[Needs]) -> Iterator[None]:
         """Inside, listed rows are read in one pass; rows of later batches that are absent follow.
 
         What was announced before is forgotten, and if the pass fails or is cancelled this, too.
@@ -81,7 +50,7 @@ class ExpectedPages:
             self.forget()
             raise
 
-    def _announce(self, types: Sequence[_Type], later: Sequence[_Needs]) -> None:
+    def _announce(self, types: Sequence[CachedType], later: Sequence[Needs]) -> None:
         if not self._sources:
             return
         for t in types:
@@ -109,7 +78,7 @@ class ExpectedPages:
         for source in self._sources:
             source.forget(self)
 
-    def _expect(self, t: _Type, rows: NDArray[np.int64], later: bool) -> None:
+    def _expect(self, t: CachedType, rows: NDArray[np.int64], later: bool) -> None:
         for a in t.arrays:
             stored = self._reader.files[a.file]
             if stored.pages is not None and rows.size:

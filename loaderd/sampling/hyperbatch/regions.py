@@ -90,7 +90,7 @@ def area_slots_of(types: Sequence[TypeRows], rows: Sequence[int], slot_bytes: in
     )
 
 
-class _Type:
+class _TypeRegions:
     """Regions of one node type, and where they are in each array."""
 
     def __init__(self, t: TypeRows) -> None:
@@ -112,7 +112,7 @@ class StayingRegions:
     def __init__(self, served: Sequence[ServedRows], slot_bytes: int) -> None:
         """None stays yet."""
         self._slot_bytes = slot_bytes
-        self._types = [_Type(t) for t in rows_by_type(served)]
+        self._types = [_TypeRegions(t) for t in rows_by_type(served)]
         self._members, self._slots = list[StayingMember](), list[int]()
         self.changed = concurrency.Condition()
 

@@ -3,8 +3,7 @@
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,16 +30,22 @@ from blockstore.kernels.rowcache import (
     list_absent,
     note_use,
 )
-from blockstore.kernels.rows import RowLayout, row_layout
+from blockstore.kernels.rows import row_layout
 from loaderd.memory.workspace import Carver
 from loaderd.monitoring.devicecost import DeviceCost
 from loaderd.monitoring.logs import tell
-from loaderd.plans.base import Unit
+from loaderd.sampling.hyperbatch.entries import (
+    RUNS_HELD,
+    CachedArray,
+    CachedType,
+    Needs,
+    carve_chunks,
+    carve_type,
+)
 from loaderd.sampling.hyperbatch.expected import ExpectedPages
 from loaderd.sampling.hyperbatch.regions import (
     CacheShare,
     StayingMember,
-    TypeRows,
     region_rows,
     region_shift,
     rows_by_type,
@@ -49,28 +54,7 @@ from loaderd.sampling.rows import ServedFiles
 
 log = logging.getLogger(__name__)
 
-CHUNK_ROWS = 1 << 16  # brought in between two looks at what may leave, at most
 _HALVE_EVERY = 8  # groups
-_RUNS_HELD = 2  # chunks on their way at a time
-
-
-class Needs(NamedTuple):
-    """The items of one batch, in any number of pieces: store ids of nodes, items of edges.
-
-    An edge may come several times, if it was drawn so.
-    """
-
-    batch: int  # its number in the run
-    pieces: tuple[NDArray[Any], ...]
-    unit: Unit | None = None  # what the batch is
-
-
-class _Array(NamedTuple):
-    """One row array of a type and the part of the arena that its entries take."""
-
-    file: int  # of the reader
-    layout: RowLayout
-    area: NDArray[np.int64]  # arena slots of rows that do not stay
 
 
 class _Piece(NamedTuple):
@@ -78,64 +62,6 @@ class _Piece(NamedTuple):
 
     regions: Sequence[int]  # whole, or
     rows: NDArray[Any] = np.empty(0, np.uint32)  # of some
-
-
-@dataclass(slots=True)
-class _Type:
-    """The rows of one node type; one entry holds a node's row of every array."""
-
-    number: int  # among all of the cache
-    first: int
-    num_nodes: int
-    sizes: NDArray[np.int64]  # rows of each region
-    missing: set[int]  # regions that stay and were not there yet when last looked at
-    arrays: list[_Array]
-    served: list[int]  # which of the served row arrays they are
-    table: CacheTable
-    bits: NDArray[np.uint64]
-    listed: NDArray[Any]
-    num_listed: int = 0
-    hand: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))  # an entry
-
-    def rows_of(self, region: int) -> NDArray[np.int64]:
-        return (region << int(self.table.shift)) + np.arange(self.sizes[region])
-
-    def count(self, regions: Iterable[int]) -> int:
-        """Rows of these regions."""
-        return int(self.sizes[list(regions)].sum())
-
-
-def entry_bytes(id_bytes: int) -> int:
-    """Bytes kept of an entry beside its rows: node, last, coming, uses, and its place in a list."""
-    return 2 * id_bytes + 4 + 4 + 1
-
-
-def table_bytes(types: Sequence[TypeRows], id_dtype: str, shares: Sequence[CacheShare]) -> int:
-    carver = Carver(None)
-    for t, share in zip(types, shares, strict=True):
-        _carve(carver, t, share.entries, np.dtype(id_dtype))
-    _carve_chunks(carver, types, shares)
-    return carver.used
-
-
-def _carve(carver: Carver, t: TypeRows, entries: int, ids: np.dtype[Any]) -> tuple[Any, ...]:
-    array = carver.array
-    return (
-        array(np.uint8, region_rows(t).size), array(np.int32, t.num_nodes), array(ids, entries),
-        array(np.int32, entries), array(np.int32, entries), array(np.uint8, entries),
-        array(np.uint64, t.num_nodes // 64 + 1),
-        array(ids, max(entries, _RUNS_HELD << region_shift(t))),
-    )  # fmt: skip
-
-
-def _carve_chunks(
-    carver: Carver, types: Sequence[TypeRows], shares: Sequence[CacheShare]
-) -> tuple[Any, Any]:
-    """Entries chosen for a chunk of rows, and the runs of pages that these are read by."""
-    entries = max((share.entries for share in shares), default=1)
-    region = max((1 << region_shift(t) for t in types), default=1)
-    rows = max(min(CHUNK_ROWS, entries), region)
-    return carver.array(np.int32, rows), carver.array(np.int64, 5 * rows)
 
 
 class RowCache:
@@ -171,12 +97,12 @@ class RowCache:
         carver, slots = Carver(tables), iter(area)
         ids = np.dtype(files.id_dtype)
         empty = np.iinfo(ids).max
-        self.types: list[_Type] = []
+        self.types: list[CachedType] = []
         self.stay_rows = self.stay_read = 0
         types = rows_by_type(files.served)
         self._staying, kept = staying.regions, staying.regions.kept()
         for number, (t, share) in enumerate(zip(types, shares, strict=True)):
-            stays, place, node, last, coming, uses, bits, listed = _carve(
+            stays, place, node, last, coming, uses, bits, listed = carve_type(
                 carver, t, share.entries, ids
             )
             place[:], node[:], last[:], uses[:] = ABSENT_ROW, empty, -1, 0
@@ -190,17 +116,17 @@ class RowCache:
                 num_slots = -(-share.entries // (files.slot_bytes // width))
                 own = np.fromiter((next(slots) for _ in range(num_slots)), np.int64, num_slots)
                 arrays.append(
-                    _Array(
+                    CachedArray(
                         files.first_file + files.served[i].number, row_layout(geometry, width), own
                     )
                 )
-            found = _Type(
+            found = CachedType(
                 number, t.first, t.num_nodes, region_rows(t), set[int](), arrays, list(t.served),
                 table, bits, listed,
             )  # fmt: skip
             self.types.append(found)
             self._begin_regions(found, np.flatnonzero(stays))
-        self._chosen, self._runs = _carve_chunks(carver, types, shares)
+        self._chosen, self._runs = carve_chunks(carver, types, shares)
         self._counts = np.zeros(LEVELS, np.int64)
         self._groups = 0
         self._delivered = False  # rows of a group
@@ -281,18 +207,18 @@ class RowCache:
                     piece, piece.size, t.first, t.num_nodes, t.table, needs.batch, t.table.last
                 )
 
-    def _forget(self, t: _Type) -> None:
+    def _forget(self, t: CachedType) -> None:
         forget_listed(t.listed, t.num_listed, t.table.place)
         t.num_listed = 0
 
-    def _begin_regions(self, t: _Type, regions: NDArray[np.int64]) -> None:
+    def _begin_regions(self, t: CachedType, regions: NDArray[np.int64]) -> None:
         """These regions stay for this session, too."""
         t.table.stays[regions] = 1
         t.missing.update(regions.tolist())
         self.stay_rows += t.count(regions)
         self._note_there(t)
 
-    def _note_there(self, t: _Type) -> None:
+    def _note_there(self, t: CachedType) -> None:
         """Which regions are there now that were missing."""
         missing = np.array(sorted(t.missing), np.int64)
         unread = self._staying.unread(t.number, missing)
@@ -324,13 +250,13 @@ class RowCache:
             seconds = round(concurrency.monotonic() - begun, 2)
             tell(log, logging.INFO, "row cache filled", rows=missing - later, seconds=seconds)
 
-    def _most_rows(self, t: _Type) -> int:
+    def _most_rows(self, t: CachedType) -> int:
         """Rows of a piece."""
-        most: int = min(self._chosen.size, t.listed.size // _RUNS_HELD)
+        most: int = min(self._chosen.size, t.listed.size // RUNS_HELD)
         return most
 
     def _bring_regions(
-        self, t: _Type, regions: NDArray[np.int64], oldest: Callable[[int], int]
+        self, t: CachedType, regions: NDArray[np.int64], oldest: Callable[[int], int]
     ) -> None:
         """All rows of these regions; other sessions may read some of them meanwhile."""
         step, missing = self._most_rows(t) >> int(t.table.shift), regions
@@ -341,7 +267,7 @@ class RowCache:
             missing = self._staying.wait(t.number, missing, lambda: oldest(-1))
         self._note_there(t)
 
-    def _choose_regions(self, t: _Type, needs: Needs) -> tuple[list[int], NDArray[Any]]:
+    def _choose_regions(self, t: CachedType, needs: Needs) -> tuple[list[int], NDArray[Any]]:
         """The missing regions of which a batch wants much, and the rows that it wants of others.
 
         Little: reading these rows takes less than half as long as reading the region.
@@ -365,7 +291,7 @@ class RowCache:
         return np.flatnonzero(missing & much).tolist(), rows[~much[rows >> shift]]
 
     def _bring_pieces(
-        self, t: _Type, pieces: Sequence[_Piece], oldest: Callable[[int], int]
+        self, t: CachedType, pieces: Sequence[_Piece], oldest: Callable[[int], int]
     ) -> None:
         """Rows of regions that stay: two pieces are on their way."""
         on_the_way: deque[tuple[_Piece, list[Reading]]] = deque()
@@ -379,14 +305,14 @@ class RowCache:
 
         try:
             for piece in pieces:
-                if len(on_the_way) == _RUNS_HELD:
+                if len(on_the_way) == RUNS_HELD:
                     settle()
                 oldest(-1)
                 rows = np.concatenate([piece.rows, *map(t.rows_of, piece.regions)])
                 t.listed[low : low + rows.size] = rows
                 on_the_way.append((piece, self._read(t, low, low + rows.size)))
                 self.rows_read += rows.size
-                low = t.listed.size // _RUNS_HELD - low
+                low = t.listed.size // RUNS_HELD - low
             while on_the_way:
                 settle()
         except BaseException:
@@ -394,7 +320,9 @@ class RowCache:
                 wait_all(reading for _, readings in on_the_way for reading in readings)
             raise
 
-    def _bring_type(self, t: _Type, now: int, until: int, oldest: Callable[[int], int]) -> None:
+    def _bring_type(
+        self, t: CachedType, now: int, until: int, oldest: Callable[[int], int]
+    ) -> None:
         """Chunk after chunk: room is made, runs are planned, two chunks are on their way."""
         on_the_way: list[list[Reading]] = []
         low, known = 0, oldest(-1)
@@ -406,7 +334,7 @@ class RowCache:
                     known = oldest(known)
                     continue
                 assert found, "a group that fits finds room once all before it are released"
-                if len(on_the_way) == _RUNS_HELD:
+                if len(on_the_way) == RUNS_HELD:
                     wait_all(on_the_way.pop(0))
                 enter_rows(t.listed, low, low + found, self._chosen, t.table, until)
                 low += found
@@ -418,7 +346,7 @@ class RowCache:
             self._undo(t, low, on_the_way)
             raise
 
-    def _undo(self, t: _Type, entered: int, on_the_way: list[list[Reading]]) -> None:
+    def _undo(self, t: CachedType, entered: int, on_the_way: list[list[Reading]]) -> None:
         """What was entered and is not known to be there leaves again."""
         with contextlib.suppress(Exception):  # the first error is on its way up already
             wait_all(reading for readings in on_the_way for reading in readings)
@@ -427,7 +355,7 @@ class RowCache:
         t.table.node[entries[entries >= 0]] = t.table.empty
         t.table.place[rows] = ABSENT_ROW
 
-    def _choose(self, t: _Type, oldest: int, now: int, want: int) -> int:
+    def _choose(self, t: CachedType, oldest: int, now: int, want: int) -> int:
         """While batches before `now` are not released, a row that comes again waits for them.
 
         They free the room of rows that nobody wants any more; a row that left would be read again.
@@ -437,12 +365,12 @@ class RowCache:
             choose_by_level(t.table, oldest, now, t.hand, want, levels, self._counts, self._chosen)
         )
 
-    def _read(self, t: _Type, low: int, high: int) -> list[Reading]:
+    def _read(self, t: CachedType, low: int, high: int) -> list[Reading]:
         """Begin to read rows listed[low:high] of every array."""
         readings = []
         for number, a in enumerate(t.arrays):
             runs = self._runs.reshape(-1, 5)
-            cost = self.expected.cost(a.file, self._cost)
+            cost = self._cost.of_file(self._reader.files[a.file])
             count = cost.plan_runs(t.listed, low, high, a.layout, self._most_pages, runs)
             own = runs[:count].copy()
             self.pages_read += int(own[:, 2].sum())
@@ -459,7 +387,7 @@ class RowCache:
         return readings
 
     def _copier(
-        self, t: _Type, array: int, runs: NDArray[np.int64]
+        self, t: CachedType, array: int, runs: NDArray[np.int64]
     ) -> Callable[[int, int, NDArray[np.uint8]], None]:
         a, cached = t.arrays[array], self._cached(t, array)
 
@@ -472,7 +400,7 @@ class RowCache:
 
         return copy
 
-    def _cached(self, t: _Type, array: int) -> tuple[CacheTable, StayingEntries]:
+    def _cached(self, t: CachedType, array: int) -> tuple[CacheTable, StayingEntries]:
         """Where rows of a type are, in one of its arrays."""
         return t.table, self._staying.entries(t.number, array)
 

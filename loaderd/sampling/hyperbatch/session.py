@@ -18,7 +18,7 @@ from blockstore import concurrency
 from loaderd.api.errors import BatchFailed
 from loaderd.monitoring.trace import ROWS, STAGE, Trace
 from loaderd.plans.base import Plan, Unit, Wanted
-from loaderd.sampling.hyperbatch.rowcache import Needs
+from loaderd.sampling.hyperbatch.entries import Needs
 from loaderd.sampling.hyperbatch.sizing import HyperSizing
 from loaderd.sampling.structure import Structure, StructureArrays
 

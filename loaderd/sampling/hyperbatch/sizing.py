@@ -11,6 +11,7 @@ from blockstore.format import ITEM_BYTES, PAGE_BYTES
 from loaderd.memory.ledger import SessionNeed
 from loaderd.monitoring.devicecost import FLASH, RUN_BYTES
 from loaderd.plans.hyperbatch import HyperbatchSize, RegionCurve, RowMemory, choose_size
+from loaderd.sampling.hyperbatch.entries import CHUNK_ROWS, entry_bytes, table_bytes
 from loaderd.sampling.hyperbatch.regions import (
     CacheShare,
     TypeRows,
@@ -18,7 +19,6 @@ from loaderd.sampling.hyperbatch.regions import (
     region_rows,
     rows_by_type,
 )
-from loaderd.sampling.hyperbatch.rowcache import CHUNK_ROWS, entry_bytes, table_bytes
 from loaderd.sampling.rows import ServedFiles
 
 _SLACK = 16  # an area has room for a sixteenth more than was counted

@@ -13,8 +13,8 @@ from blockstore.format import RowArray, row_geometry
 from blockstore.io.reading import Reading, wait_all
 from blockstore.kernels.rows import PlacedRows, address_places
 from loaderd.plans.base import Unit
+from loaderd.sampling.hyperbatch.entries import Needs
 from loaderd.sampling.hyperbatch.regions import TypeRows
-from loaderd.sampling.hyperbatch.rowcache import Needs
 from loaderd.sampling.packed.files import PackFiles
 from loaderd.sampling.packed.format import Pack, PackIndex
 

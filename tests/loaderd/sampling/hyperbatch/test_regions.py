@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 
 from blockstore.errors import CorruptBlock
 from loaderd.monitoring.devicecost import FLASH
+from loaderd.sampling.hyperbatch.entries import Needs, table_bytes
 from loaderd.sampling.hyperbatch.regions import (
     CacheShare,
     StayingMember,
@@ -26,7 +27,7 @@ from loaderd.sampling.hyperbatch.regions import (
     region_rows,
     rows_by_type,
 )
-from loaderd.sampling.hyperbatch.rowcache import Needs, RowCache, table_bytes
+from loaderd.sampling.hyperbatch.rowcache import RowCache
 from loaderd.sampling.rows import ServedFiles
 from tests.loaderd.sampling.hyperbatch.test_rowcache import (
     BATCHES,

@@ -16,6 +16,7 @@ from blockstore.format import PAGE_BYTES, NodeType, RowArray, row_geometry
 from blockstore.kernels.rows import NO_ROW
 from loaderd.memory.ledger import ServedRows
 from loaderd.monitoring.devicecost import DeviceCost
+from loaderd.sampling.hyperbatch.entries import Needs, table_bytes
 from loaderd.sampling.hyperbatch.regions import (
     CacheShare,
     StayingRegions,
@@ -24,7 +25,7 @@ from loaderd.sampling.hyperbatch.regions import (
     region_shift,
     rows_by_type,
 )
-from loaderd.sampling.hyperbatch.rowcache import Needs, RowCache, table_bytes
+from loaderd.sampling.hyperbatch.rowcache import RowCache
 from loaderd.sampling.rows import ServedFiles
 
 SLOT, BLOCK, NODES, WIDTHS = 4096, 4096, 120, (1500, 24)

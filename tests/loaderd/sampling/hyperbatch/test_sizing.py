@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from blockstore.format import NodeType, RowArray
 from loaderd.memory.ledger import ServedRows, SessionNeed
 from loaderd.plans.hyperbatch import HyperbatchSize
+from loaderd.sampling.hyperbatch.entries import entry_bytes
 from loaderd.sampling.hyperbatch.regions import TypeRows, region_rows, rows_by_type
-from loaderd.sampling.hyperbatch.rowcache import entry_bytes
 from loaderd.sampling.hyperbatch.sizing import (
     Estimate,
     PassEstimate,

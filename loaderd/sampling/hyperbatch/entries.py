@@ -1,0 +1,94 @@
+"""What a row cache has of each node type, and the memory that it takes."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.kernels.rowcache import CacheTable
+from blockstore.kernels.rows import RowLayout
+from loaderd.memory.workspace import Carver
+from loaderd.plans.base import Unit
+from loaderd.sampling.hyperbatch.regions import CacheShare, TypeRows, region_rows, region_shift
+
+CHUNK_ROWS = 1 << 16  # brought in between two looks at what may leave, at most
+RUNS_HELD = 2  # chunks on their way at a time
+
+
+class Needs(NamedTuple):
+    """The items of one batch, in any number of pieces: store ids of nodes, items of edges.
+
+    An edge may come several times, if it was drawn so.
+    """
+
+    batch: int  # its number in the run
+    pieces: tuple[NDArray[Any], ...]
+    unit: Unit | None = None  # what the batch is
+
+
+class CachedArray(NamedTuple):
+    """One row array of a type and the part of the arena that its entries take."""
+
+    file: int  # of the reader
+    layout: RowLayout
+    area: NDArray[np.int64]  # arena slots of rows that do not stay
+
+
+@dataclass(slots=True)
+class CachedType:
+    """The rows of one node type; one entry holds a node's row of every array."""
+
+    number: int  # among all of the cache
+    first: int
+    num_nodes: int
+    sizes: NDArray[np.int64]  # rows of each region
+    missing: set[int]  # regions that stay and were not there yet when last looked at
+    arrays: list[CachedArray]
+    served: list[int]  # which of the served row arrays they are
+    table: CacheTable
+    bits: NDArray[np.uint64]
+    listed: NDArray[Any]
+    num_listed: int = 0
+    hand: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))  # an entry
+
+    def rows_of(self, region: int) -> NDArray[np.int64]:
+        return (region << int(self.table.shift)) + np.arange(self.sizes[region])
+
+    def count(self, regions: Iterable[int]) -> int:
+        """Rows of these regions."""
+        return int(self.sizes[list(regions)].sum())
+
+
+def entry_bytes(id_bytes: int) -> int:
+    """Bytes kept of an entry beside its rows: node, last, coming, uses, and its place in a list."""
+    return 2 * id_bytes + 4 + 4 + 1
+
+
+def table_bytes(types: Sequence[TypeRows], id_dtype: str, shares: Sequence[CacheShare]) -> int:
+    carver = Carver(None)
+    for t, share in zip(types, shares, strict=True):
+        carve_type(carver, t, share.entries, np.dtype(id_dtype))
+    carve_chunks(carver, types, shares)
+    return carver.used
+
+
+def carve_type(carver: Carver, t: TypeRows, entries: int, ids: np.dtype[Any]) -> tuple[Any, ...]:
+    array = carver.array
+    return (
+        array(np.uint8, region_rows(t).size), array(np.int32, t.num_nodes), array(ids, entries),
+        array(np.int32, entries), array(np.int32, entries), array(np.uint8, entries),
+        array(np.uint64, t.num_nodes // 64 + 1),
+        array(ids, max(entries, RUNS_HELD << region_shift(t))),
+    )  # fmt: skip
+
+
+def carve_chunks(
+    carver: Carver, types: Sequence[TypeRows], shares: Sequence[CacheShare]
+) -> tuple[Any, Any]:
+    """Entries chosen for a chunk of rows, and the runs of pages that these are read by."""
+    entries = max((share.entries for share in shares), default=1)
+    region = max((1 << region_shift(t) for t in types), default=1)
+    rows = max(min(CHUNK_ROWS, entries), region)
+    return carver.array(np.int32, rows), carver.array(np.int64, 5 * rows)
