@@ -147,27 +147,39 @@ class StreamOpener:
                 stream.closing = True
         ended = list[_Ended]()
 
-        # rows that sessions share are given back by the last one: all end before others are opened
         def end(stream: Stream) -> None:
             if (one := self._end(stream)) is not None:
                 order = one.order._replace(alike=alike[one.order.kind])
                 ended.append(one._replace(order=order))
 
-        stubborn = self._drain(list(large), end)
-        for one in ended:
-            self._replace(one, share)
+        # rows that sessions share are given back by the last one: all end before others are opened,
+        # but for those whose batches are not released soon
+        def replace() -> None:
+            while ended:
+                self._replace(ended.pop(0), share)
+
+        stubborn = self._drain(list(large), end, replace)
+        replace()
         return stubborn
 
     def _count_kinds(self) -> Counter[Hashable]:
         with self._registry.lock:
             return Counter(group.order.kind for group in self._registry.streams.values())
 
-    def _drain(self, streams: list[Stream], then: Callable[[Stream], None]) -> set[Stream]:
+    def _drain(
+        self,
+        streams: list[Stream],
+        then: Callable[[Stream], None],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> set[Stream]:
         """Wait until nothing is leased of streams that are closing, and do something with each.
+
+        meanwhile   what is called while others are waited for, SETTLE_S after one could end
 
         Returns those whose batches were not released in time: they go on.
         """
         left, stubborn = {stream: self._deadline(stream) for stream in streams}, set()
+        last = self._clock()
         while left:
             now = self._clock()
             for stream, deadline in list(left.items()):
@@ -181,6 +193,9 @@ class StreamOpener:
                     del left[stream]
                 if idle:
                     then(stream)
+                    last = now
+            if left and meanwhile is not None and now - last >= SETTLE_S:
+                meanwhile()
             if left:
                 self._pause(_LOOK_S)
         return stubborn

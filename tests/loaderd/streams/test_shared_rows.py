@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loaderd.streams.opener import SETTLE_S
 from tests.graphs import make_csc
-from tests.loaderd.serving import Serving, Trainer
+from tests.loaderd.serving import Serving, Ticks, Trainer
 from tests.stores import write_store
 
 NODES, BATCH, MEM = 20_000, 50, 16 << 20
@@ -87,5 +88,31 @@ def test_sessions_come_and_go(store, alone):
     one = attach(serving, 0)
     assert read([one, three]) == [batches[0], batches[2]]
     for trainer in (three, one):
+        trainer.detach()
+    serving.close()
+
+
+def test_who_keeps_a_batch_does_not_hold_up_those_who_do_not(store, monkeypatch):
+    """Others whose streams ended for a third session go on before it is no longer waited for."""
+    serving = Serving(store, MEM)
+    slow, quick = attach(serving, 0), attach(serving, 1)
+    slow.start()
+    quick.start()
+    assert slow.take(0) is not None
+    quick.consume(0)
+    ticks, opener, told = Ticks(serving), serving.exchange._opener, list[tuple[str, float]]()
+    replace, go_on = opener._replace, opener._go_on
+    monkeypatch.setattr(
+        opener, "_replace", lambda *a: (told.append(("replaced", ticks.now)), replace(*a))
+    )
+    monkeypatch.setattr(
+        opener, "_go_on", lambda *a: (told.append(("given up", ticks.now)), go_on(*a))
+    )
+    third = attach(serving, 2)
+    (first, at), (second, later) = told
+    assert (first, second) == ("replaced", "given up")
+    assert at <= SETTLE_S + 0.1 < later
+    slow.release(0)
+    for trainer in (slow, quick, third):
         trainer.detach()
     serving.close()

@@ -16,7 +16,7 @@ from loaderd.streams import opener, service
 from loaderd.streams.opener import FIRST_S, SETTLE_S, DrainDeadline, allowed_s
 from loaderd.streams.registry import StreamKey, StreamRequest
 from loaderd.streams.stream import Stream
-from tests.loaderd.serving import Serving, Trainer
+from tests.loaderd.serving import Serving, Ticks, Trainer
 from tests.loaderd.streams.test_sharing import NODES, solo, store
 
 __all__ = ["store"]  # a fixture
@@ -24,18 +24,6 @@ __all__ = ["store"]  # a fixture
 LARGE: dict[str, Any] = {"batch_size": 1000}
 STEPS = NODES // 1000
 TIGHT = 1 << 20  # one batch of these is leased at a time
-
-
-class Ticks:
-    """A clock that only goes on while somebody pauses."""
-
-    def __init__(self, serving: Serving) -> None:
-        self.now = 0.0
-        opener = serving.exchange._opener
-        opener._clock, opener._pause = lambda: self.now, self.pause
-
-    def pause(self, seconds: float) -> None:
-        self.now += seconds
 
 
 def streams(serving: Serving) -> int:
