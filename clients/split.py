@@ -20,7 +20,7 @@ from clients.connection.buffers import BufferPool, Memory
 from clients.connection.session import Session
 from clients.dataset import Connection, gather_threads
 from clients.records import TensorRecord
-from clients.torch import Fanouts, NodeSampledDataset, SeededOptions, only_type
+from clients.torch import Batch, Fanouts, NodeSampledDataset, SeededOptions, only_type
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import BatchReady
 from loaderd.api.tcp import SCHEME
@@ -42,33 +42,22 @@ class Exchange(TensorRecord):
     recv_counts: list[int]
 
 
-@dataclass(slots=True, repr=False)
-class SplitBatch(TensorRecord):
+@dataclass(slots=True, repr=False, kw_only=True)
+class SplitBatch(Batch):
     """The nodes of a batch that one owner has, and the edges into them.
 
     Local ids: own nodes first, the seeds before those that each hop found, in the order of the
     batch; then remote nodes, by the hop that is the first to need them, by owner, and in the order
-    in which the hop's edges name them.
+    in which the hop's edges name them.  The fields of a `Batch` are of own nodes, seeds and edges,
+    of which there may be none; with `mixed_rows` `x` and `features` have remote nodes, too.
     """
 
-    epoch: int
-    step: int
     owner: int
     num_owners: int
-    batch_size: int  # own seeds; there may be none, and no nodes at all
     step_seeds: int  # seeds of all owners
-    n_id: Tensor  # int64 (own nodes,) original ids
-    input_id: Tensor  # int64 (batch_size,) places among the input nodes
-    edge_index: Tensor  # int64 (2, own edges): sources, and own targets, ascending within a hop
-    x: Tensor | None  # (own nodes, ...), or (own and remote nodes, ...) with `mixed_rows`
-    y: Tensor | None  # (own nodes, ...)
-    features: dict[str, Tensor]  # as x
-    num_sampled_nodes: list[int]  # own: the seeds, then those found by each hop
     num_remote_nodes: list[int]  # by hop: those that its edges are the first to need
-    num_sampled_edges: list[int]  # own, by hop
     # by hop: frontier "new": what its edges are the first to need; "layer": all that they need
     exchanges: list[Exchange]
-    frontier: str
 
 
 class BatchStructure(NamedTuple):
@@ -200,7 +189,6 @@ class SplitReader(BatchReader):
         self._gather_groups(ready, items, rows)
         if "y" in rows:  # no loss is computed for remote nodes
             rows["y"] = rows["y"][: own.size]
-        found = only_type(self._row_fields(rows))
         return SplitBatch(
             epoch=ready.epoch,
             step=step,
@@ -211,14 +199,13 @@ class SplitReader(BatchReader):
             n_id=torch.from_numpy(n_id),
             input_id=torch.from_numpy(input_id.astype(np.int64, copy=False)),
             edge_index=torch.from_numpy(piece.edges),
-            x=found["x"],
-            y=found["y"],
-            features=found["features"],
+            e_id=None,
             num_sampled_nodes=piece.nodes_per_hop,
             num_remote_nodes=piece.remote_per_hop,
             num_sampled_edges=piece.edges_per_hop,
             exchanges=piece.exchanges,
             frontier=attached.resolved.frontier,
+            **only_type(self._row_fields(rows)),
         )
 
     def _items(self, whole: BatchStructure, piece: OwnedPiece) -> ItemOrder:

@@ -55,7 +55,7 @@ from clients.torch import Batch, HeteroBatch, HeteroDataset, NeighborDataset, Pr
 
 UNLABELLED = -1
 
-AnyBatch = Batch | HeteroBatch | SplitBatch
+AnyBatch = Batch | HeteroBatch
 AnyDataset = NeighborDataset | HeteroDataset | LargeDataset | SplitDataset | HomeDataset
 
 

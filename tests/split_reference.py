@@ -93,6 +93,7 @@ def _piece(
         n_id=batch.n_id[mine],
         input_id=batch.input_id[seeds],
         edge_index=torch.tensor(ends, dtype=torch.int64).view(-1, 2).t().contiguous(),
+        e_id=None,
         x=None if batch.x is None else batch.x[rows],
         y=None if batch.y is None else batch.y[mine],
         features={name: values[rows] for name, values in batch.features.items()},
