@@ -26,6 +26,12 @@ class TensorRecord:
         """The same record with every tensor replaced by `function` of it, in the fields' order."""
         return type(self)(**self._mapped(function, lambda record: record.map(function)))
 
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in the order of `map`."""
+        found: list[Tensor] = []
+        self._mapped(found.append, lambda record: found.extend(record.tensors()))
+        return found
+
     def numpy(self) -> dict[str, Any]:
         """The fields by name, tensors as NumPy arrays over the same memory, on the CPU.
 

@@ -6,7 +6,7 @@ by this process; or out of rows that lie on a device.
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -271,38 +271,29 @@ class ResidentRows:
     ) -> None:
         """Take all rows, batch by batch, in the stored order."""
         self.plan, self.epoch = plan, 0
-        num_rows = plan.resolved.num_seeds
-        self.device = torch.device(device)
-        self.x: list[Tensor] = []
-        self.y: Tensor | None = None
-        self.n_id = torch.empty(num_rows, dtype=torch.int64, device=self.device)
+        self._device = torch.device(device)
         at = 0
         for batch in batches:
             if at == 0:
-                self.x = [self._empty(num_rows, tensor) for tensor in batch.x]
-                self.y = None if batch.y is None else self._empty(num_rows, batch.y)
-            stop = at + batch.n_id.numel()
-            for own, tensor in zip(self.x, batch.x, strict=True):
+                self._rows = batch.map(self._empty)
+            stop = at + batch.batch_size
+            for own, tensor in zip(self._rows.tensors(), batch.tensors(), strict=True):
                 own[at:stop] = tensor
-            if self.y is not None and batch.y is not None:
-                self.y[at:stop] = batch.y
-            self.n_id[at:stop] = batch.n_id
             at = stop
-        assert at == num_rows
+        assert at == plan.resolved.num_seeds
 
-    def _empty(self, num_rows: int, like: Tensor) -> Tensor:
-        return torch.empty((num_rows, *like.shape[1:]), dtype=like.dtype, device=self.device)
+    def _empty(self, like: Tensor) -> Tensor:
+        shape = (self.plan.resolved.num_seeds, *like.shape[1:])
+        return torch.empty(shape, dtype=like.dtype, device=self._device)
 
     def read(self, step: int) -> HopBatch:
         """The batch of a step of `epoch`: one gather an array."""
         unit = self.plan.unit(self.epoch, step)
         rows = np.empty(unit.num_seeds, np.int64)
         self.plan.rows(unit, rows)
-        input_id = torch.from_numpy(rows).to(self.device)
-        x = [tensor.index_select(0, input_id) for tensor in self.x]
-        y = None if self.y is None else self.y.index_select(0, input_id)
-        n_id = self.n_id.index_select(0, input_id)
-        return HopBatch(x, y, n_id, input_id, self.epoch, step)
+        places = torch.from_numpy(rows).to(self._device)
+        batch = self._rows.map(lambda tensor: tensor.index_select(0, places))
+        return replace(batch, epoch=self.epoch, step=step)
 
     def close(self) -> None:
         """There is nothing to end."""

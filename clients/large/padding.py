@@ -130,9 +130,8 @@ class ReplayedStep:
             self._fixed = batch.map(torch.clone)
             self._replay = record(self._run, self._warm_up, batch.n_id.device)
         else:
-            new: list[Tensor] = []
-            batch.map(lambda tensor: new.append(tensor) or tensor)  # type: ignore[func-returns-value]
-            self._fixed.map(lambda tensor: tensor.copy_(new.pop(0)))
+            for fixed, new in zip(self._fixed.tensors(), batch.tensors(), strict=True):
+                fixed.copy_(new)
         self._replay()
         return self._result
 

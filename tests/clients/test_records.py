@@ -42,25 +42,19 @@ def record():
     )
 
 
-def tensors(of):
-    found = []
-    of.map(lambda t: found.append(t) or t)
-    return found
-
-
 def assert_same(a, b):
     assert (a.count, a.sizes, list(a.pairs)) == (b.count, b.sizes, list(b.pairs))
-    for x, y in zip(tensors(a), tensors(b), strict=True):
+    for x, y in zip(a.tensors(), b.tensors(), strict=True):
         assert (x.dtype, x.shape) == (y.dtype, y.shape)
         assert torch.equal(x, y)
 
 
 def test_every_tensor_is_mapped_once():
     given = record()
-    assert len(tensors(given)) == 8
+    assert len(given.tensors()) == 8
     assert_same(given.map(torch.clone), given)
     moved = given.to("meta")
-    assert all(t.device.type == "meta" for t in tensors(moved))
+    assert all(t.device.type == "meta" for t in moved.tensors())
     assert moved.sizes == [1, 2]
 
 

@@ -1,11 +1,9 @@
 """All rows of a split on a device: batches drawn there are those of the plan."""
 
-from typing import NamedTuple
-
 import pytest
 import torch
 
-from clients.hopwise.dataset import ResidentRows
+from clients.hopwise.batch import HopBatch, ResidentRows
 from loaderd.api.protocol import HopBatches, Resolved
 from loaderd.plans.base import Part
 from loaderd.plans.chunks import HopPlan
@@ -14,20 +12,13 @@ from tests.reference import hop_order
 ROWS, BATCH, SEED = 103, 20, 5
 
 
-class Stored(NamedTuple):
-    """Some rows in the stored order."""
-
-    x: list[torch.Tensor]
-    y: torch.Tensor | None
-    n_id: torch.Tensor
-
-
-def rows(labels: bool, piece: int) -> list[Stored]:
+def rows(labels: bool, piece: int) -> list[HopBatch]:
+    """Batches in the stored order."""
     found = []
     for first in range(0, ROWS, piece):
         ids = torch.arange(first, min(first + piece, ROWS))
         hops = [torch.stack([ids, ids * 2], 1).float(), ids[:, None].double()]
-        found.append(Stored(hops, ids % 7 if labels else None, 1000 - ids))
+        found.append(HopBatch(hops, ids % 7 if labels else None, 1000 - ids, ids, 0, 0))
     return found
 
 
