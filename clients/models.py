@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,13 @@ __all__ = [
 ]
 
 Layer = Callable[[int, int], "OrderedLayer"]  # of widths in and out
+# brings rows of nodes that other processes compute: (rows of the first own nodes, edges of the
+# layer that gives the targets of a hop, int64 (2, num_edges), the hop) -> (rows that hold all
+# sources of these edges, own ones first, edges into them)
+RowExchange = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+# sees, and may replace, what a layer gives, all but the last one: (rows of its targets after the
+# activation, before dropout, number of the layer) -> such rows
+Activations = Callable[[Tensor, int], Tensor]
 
 
 def keep_mask(ids: Tensor, width: int, rate: float, key: int) -> Tensor:
@@ -77,24 +84,6 @@ class Dropout(nn.Module):
         key = make_key(keys.seed, keys.epoch, keys.step, layer, relation)
         keep = keep_mask(keys.n_id[node_type][: h.size(0)], h.size(1), self.rate, key)
         return torch.where(keep, h / (1 - self.rate), 0.0)
-
-
-class RowExchange(Protocol):
-    """Brings rows of nodes that other processes compute."""
-
-    def __call__(self, h: Tensor, edge_index: Tensor, hop: int) -> tuple[Tensor, Tensor]:
-        """Rows that hold all sources of a layer's edges, own ones first, and edges into them.
-
-        h           (num_nodes, width) of the first own nodes
-        edge_index  int64 (2, num_edges) of the layer that gives the targets of `hop`
-        """
-
-
-class Activations(Protocol):
-    """Sees, and may replace, what a layer gives; not asked of the last one."""
-
-    def __call__(self, h: Tensor, layer: int) -> Tensor:
-        """h: (targets, width) after the activation, before dropout."""
 
 
 class OrderedLayer(nn.Module):

@@ -135,7 +135,7 @@ class Prefetcher(Generic[B]):
         while item.step is not None:
             read = item.step.batch
             if read is not None:
-                run.free()
+                run.room.release()  # another one may be read
             if item.ready is not None:
                 assert run.stage is not None
                 run.stage.device.adopt(item.ready.memory, item.ready.mark)
@@ -153,7 +153,7 @@ class Prefetcher(Generic[B]):
     def _take(self, run: "_ReadThread") -> _Item:
         self._refuse_older(run)
         begun = time.perf_counter()
-        item = run.take()
+        item = run.items.get()
         self.waited_s += time.perf_counter() - begun
         return item
 
@@ -180,32 +180,24 @@ class _ReadThread:
     ) -> None:
         self.stage, self.stopped = stage, False
         self._halt = partial(dataset.halt, dataset.run)
-        self._room = threading.Semaphore(depth)
-        self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self.room = threading.Semaphore(depth)  # for batches that are not taken yet
+        self.items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=self._read, args=(steps, window), name="prefetch", daemon=True
         )
         self._thread.start()
 
-    def take(self) -> _Item:
-        """The next step; waits for it."""
-        return self._items.get()
-
-    def free(self) -> None:
-        """A batch was taken: another one may be read."""
-        self._room.release()
-
     def stop(self) -> None:
         """End the thread; what it has read is forgotten."""
         # `stopped` comes before `halt`, so that the thread drops the error which its wait for the
         # daemon ends with; then a thread that waits for room goes on, and so does a trainer that
-        # waits in `take`
+        # waits for `items`
         if not self.stopped:
             self.stopped = True
             if self._thread.is_alive():
                 self._halt()
-        self._room.release()
-        self._items.put(_Item(None, None))
+        self.room.release()
+        self.items.put(_Item(None, None))
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -216,14 +208,14 @@ class _ReadThread:
         with contextlib.nullcontext() if self.stage is None else self.stage.device.order():
             step = next(steps)
             while step.batch is None and step.position is not None:  # left out
-                self._items.put(_Item(step, None))
+                self.items.put(_Item(step, None))
                 step = next(steps)
         return step
 
     def _read(self, steps: Iterator[ReadStep], window: int) -> None:
         try:
             while True:
-                self._room.acquire()
+                self.room.acquire()
                 if self.stopped:
                     break
                 step = self._next(steps, window)
@@ -231,11 +223,11 @@ class _ReadThread:
                 if self.stage is not None and step.batch is not None:
                     ready = self.stage.move(step.batch)
                     step = step._replace(batch=True)
-                self._items.put(_Item(step, ready))
+                self.items.put(_Item(step, ready))
                 if step.position is None:
                     break
         except BaseException as error:  # the trainer gets it at its next batch
-            self._items.put(_Item(None, None, None if self.stopped else error))
+            self.items.put(_Item(None, None, None if self.stopped else error))
 
 
 prefetch = Prefetcher  # as documents have it: `for batch in prefetch(dataset, "cuda")`

@@ -75,10 +75,11 @@ class DaemonLoader(DataLoader[Any]):
         DataLoader.__init__(self, dataset, batch_size=None, collate_fn=collate, **kept)
 
     def __len__(self) -> int:
-        steps, attached = self.dataset.num_steps, None
+        steps = self.dataset.num_steps
         if self._leaves_last:
-            attached = self.dataset.attached().resolved
-        return steps - (attached is not None and attached.num_seeds % attached.batch_size > 0)
+            resolved = self.dataset.attached().resolved
+            steps -= resolved.num_seeds % resolved.batch_size > 0
+        return steps
 
     def __iter__(self) -> Any:
         """An epoch; each iteration is the next one, unless `set_epoch` chose."""
@@ -87,7 +88,7 @@ class DaemonLoader(DataLoader[Any]):
         batches = DataLoader.__iter__(self)
         if self.num_workers:  # they took the dataset's position along, and count on their own
             self.dataset.skip_epoch()
-        return filter(_is_kept, batches) if self._leaves_last else batches
+        return (b for b in batches if b is not None) if self._leaves_last else batches
 
     def set_epoch(self, epoch: int) -> None:
         self.dataset.set_epoch(epoch)
@@ -430,10 +431,6 @@ def to_data(
     if isinstance(batch, LinkBatch | HeteroLinkBatch):
         _add_seed_edges(data, batch)
     return data
-
-
-def _is_kept(data: Any) -> bool:
-    return data is not None
 
 
 def _add_seed_edges(data: Any, batch: LinkBatch | HeteroLinkBatch) -> None:

@@ -178,16 +178,13 @@ class RemoteSession(Session):
     def _land(self, piece: Piece) -> None:
         if not self._socket.getsockopt(zmq.RCVMORE):
             raise BadMessage("a piece without its bytes")
-        data = np.frombuffer(self._receive_bytes(), np.uint8)
+        # in the memory that libzmq read it into
+        frame: Any = self._socket.recv(zmq.NOBLOCK, copy=False)
+        data = np.frombuffer(frame.buffer, np.uint8)
         self._landed.append((piece.offset, data))
         self._num_taken += data.size
         session = self.attached.session
         self._send(Taken(session=session, run=self.run, num_bytes=self._num_taken))
-
-    def _receive_bytes(self) -> Any:
-        """The frame after a message, in the memory that libzmq read it into."""
-        frame: Any = self._socket.recv(zmq.NOBLOCK, copy=False)
-        return frame.buffer
 
     def _open_socket(self) -> None:
         self._landed = deque[tuple[int, NDArray[np.uint8]]]()  # pieces of the newest message

@@ -164,7 +164,6 @@ class _Registry:
     attachments: dict[str, Attachment] = field(default_factory=dict)
     sessions: "weakref.WeakSet[Session]" = field(default_factory=weakref.WeakSet)
     inherited: list["Session"] = field(default_factory=list)  # pyzmq must not finalize them
-    hooked: bool = False
 
 
 _registry = _Registry()
@@ -184,9 +183,6 @@ def check_stores(endpoint: str, stores: dict[str, str], name: str, expected: Res
 def _acquire(endpoint: str, make: Callable[[str], Attachment]) -> Attachment:
     """The process's one attachment to `endpoint`, made where there is none that lives."""
     with _registry.lock:
-        if not _registry.hooked:
-            os.register_at_fork(after_in_child=_drop_inherited)
-            _registry.hooked = True
         found = _registry.attachments.get(endpoint)
         if found is None or found.lost():
             found = _registry.attachments[endpoint] = make(endpoint)
@@ -216,6 +212,9 @@ def _drop_inherited() -> None:
         _registry.inherited.append(session)
     _registry.attachments = {}
     _registry.sessions = weakref.WeakSet()
+
+
+os.register_at_fork(after_in_child=_drop_inherited)
 
 
 @functools.cache

@@ -273,13 +273,11 @@ class DeviceStaging(Memory):
             hot.count(n_id)
             if hot.num_counted < PRESAMPLED:
                 return None
-            hot.choose(self._room() // max(1, len(self._coming)))
+            room = self._cache_bytes
+            if room is None:
+                room = int(self.device.free_bytes() * CACHE_SHARE)
+            hot.choose(room // max(1, len(self._coming)))
         return hot if self._calibration.mode == CACHED else None
-
-    def _room(self) -> int:
-        if self._cache_bytes is not None:
-            return self._cache_bytes
-        return int(self.device.free_bytes() * CACHE_SHARE)
 
     def _note(self, begun: Mark, mark: Mark) -> None:
         """Measure a batch, while there is a choice to make."""

@@ -25,7 +25,7 @@ from blockstore.pack import GraphPacker
 from blockstore.store import Store
 from blockstore.writer import StoreWriter
 from clients.inference.edges import whole_columns
-from clients.inference.model import Relation
+from clients.inference.model import Relation, by_relation
 from clients.inference.plan import BUFFER_BYTES, MOST_TILES
 from clients.inference.results import InferenceRun
 from clients.inference.rows import SCAN_BYTES
@@ -43,8 +43,7 @@ def edges_by_source(
 ) -> tuple[Store, list[StoredRelation]]:
     """Columns of sources that have the edges of a relation together, and where they lie."""
     if relation in reverses:
-        stored = run.store.manifest.relations
-        return run.store, [r for r in stored if (r.src, r.name, r.dst) == reverses[relation]]
+        return run.store, [by_relation(run.store.manifest)[reverses[relation]]]
     found = msgspec.convert(run.facts(STAGE)[_TILES], list[StoredRelation])
     known = run.store.manifest
     manifest = Manifest(

@@ -20,7 +20,7 @@ from blockstore.format import Relation as StoredRelation
 from blockstore.io.buffers import aligned_buffer
 from blockstore.io.files import OpenFiles
 from blockstore.store import Store, read_verified
-from clients.inference.model import Relation
+from clients.inference.model import Relation, by_relation
 from clients.inference.rows import SCAN_BYTES, STEP_ROWS
 from preprocess.files.ahead import read_ahead
 from preprocess.files.store import stored_columns
@@ -53,8 +53,9 @@ class Nodes(NamedTuple):
         return slice(None) if self.places is None else self.places[first:stop] >= 0
 
     def how_many(self, first: int, stop: int) -> int:
-        found = self.among(first, stop)
-        return stop - first if self.places is None else int(np.count_nonzero(found))
+        if self.places is None:
+            return stop - first
+        return int(np.count_nonzero(self.among(first, stop)))
 
     def rows(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Raises CorruptBlock: a node is none of these."""
@@ -100,28 +101,25 @@ def find_connected(store: Store, dtype: Any = None) -> Connected:
     receives: dict[str, Nodes] = {}
     shares: dict[Relation, NDArray[Any]] = {}
     heavy: dict[Relation, NDArray[np.int64]] = {}
+    relations = by_relation(manifest)
     for t in manifest.types:
-        into = [r for r in manifest.relations if r.dst == t.name]
         found, degrees = np.zeros(t.num_nodes, np.bool_), {}
-        for relation in into:
+        for name, relation in relations.items():
+            if relation.dst != t.name:
+                continue
             counts = _count_edges(store, relation, t)
             found |= counts > 0
             if dtype is not None:
-                degrees[_name(relation)] = counts
+                degrees[name] = counts
         nodes = receives[t.name] = Nodes.of(found)
         for r, counts in degrees.items():
             counts = counts[nodes.among(0, t.num_nodes)]
             heavy[r] = np.flatnonzero(counts > HEAVY)
             shares[r] = 1 / np.maximum(counts, 1).astype(dtype)
     sizes = {t.name: t.num_nodes for t in manifest.types}
-    relations = [_name(r) for r in manifest.relations]
     reverses = {r: _reverse_of(r, relations) for r in relations} if manifest.undirected else {}
     gives = {r: receives[r[0]] if r in reverses else Nodes(sizes[r[0]]) for r in relations}
     return Connected(receives, gives, reverses, shares, heavy)
-
-
-def _name(relation: StoredRelation) -> Relation:
-    return relation.src, relation.name, relation.dst
 
 
 def _reverse_of(relation: Relation, relations: Collection[Relation]) -> Relation:

@@ -20,7 +20,7 @@ from blockstore.format import Relation as StoredRelation
 from blockstore.store import Store
 from blockstore.writer import StoreWriter
 from clients.inference.edges import Connected
-from clients.inference.model import ModelSteps, Relation
+from clients.inference.model import ModelSteps, Relation, by_relation
 from clients.inference.plan import BUFFER_BYTES, LayerPlan, Slice
 from clients.inference.results import InferenceRun
 from clients.inference.rows import STEP_ROWS, RowCursor, row_array, store_of
@@ -57,7 +57,7 @@ class Inputs:
 
     @cached_property
     def relations(self) -> dict[Relation, StoredRelation]:
-        return {(r.src, r.name, r.dst): r for r in self.store.manifest.relations}
+        return by_relation(self.store.manifest)
 
     def first_rows(self) -> dict[str, LayerRows]:
         return {
@@ -82,11 +82,8 @@ class Inputs:
                 elif rows.lone is None:
                     h = cursor.take(count)
                 else:
-                    nodes = self.connected.receives[name]
-                    received, some = (
-                        nodes.among(first, first + count),
-                        nodes.how_many(first, first + count),
-                    )
+                    nodes, stop = self.connected.receives[name], first + count
+                    received, some = nodes.among(first, stop), nodes.how_many(first, stop)
                     h = np.empty((count, rows.lone.row_items), dtype)
                     h[received], h[~received] = cursor.take(some), apart.take(count - some)
                 yield rows.enter(torch.from_numpy(h))

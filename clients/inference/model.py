@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from blockstore.format import Manifest, NodeType
+from blockstore.format import Relation as StoredRelation
 from clients.models import LAYERS, Layered, OrderedLayer, RelationalModel
 from loaderd.api.errors import Refused
 
@@ -58,7 +59,7 @@ def steps_of(model: nn.Module, manifest: Manifest, node_type: str = "") -> Model
     Raises Refused: a model of another kind, or one that does not fit the store.
     """
     net = getattr(model, "net", model)
-    widths, relations = _feature_widths(manifest), _relations(manifest)
+    widths, relations = _feature_widths(manifest), list(by_relation(manifest))
     output = _output_type(manifest, node_type)
     enter: dict[str, nn.Module] = {output.name: nn.Identity()}
     leave: nn.Module = nn.Identity()
@@ -138,7 +139,7 @@ def _made_of(state: Mapping[str, Tensor], manifest: Manifest) -> nn.Module:
     depth = 1 + max((int(n.split(".")[1]) for n in state if n.startswith("layers.")), default=-1)
     if several:
         num_out, num_hidden = state["out.weight"].shape
-        widths, relations = _feature_widths(manifest), _relations(manifest)
+        widths, relations = _feature_widths(manifest), list(by_relation(manifest))
         return RelationalModel(LAYERS[kind], widths, relations, num_hidden, num_out, depth)
     weight = "own.weight" if kind == "sage" else "linear.weight"
     num_hidden, num_in = state[f"{first}{weight}"].shape
@@ -146,8 +147,9 @@ def _made_of(state: Mapping[str, Tensor], manifest: Manifest) -> nn.Module:
     return Layered(LAYERS[kind], num_in, num_hidden, num_out, depth)
 
 
-def _relations(manifest: Manifest) -> list[Relation]:
-    return [(r.src, r.name, r.dst) for r in manifest.relations]
+def by_relation(manifest: Manifest) -> dict[Relation, StoredRelation]:
+    """The relations of a store by their ends and names."""
+    return {(r.src, r.name, r.dst): r for r in manifest.relations}
 
 
 def _feature_widths(manifest: Manifest) -> dict[str, int]:

@@ -24,7 +24,7 @@ from clients.large.batch import (
     fused_batches,
 )
 from clients.large.reader import NewRowsReader, PartReader
-from clients.large.steps import EpochSteps, LargeSteps, PartitionSteps
+from clients.large.steps import LargeSteps, PartitionSteps
 from clients.torch import Batch, Fanouts, NodeSampledDataset, SeededOptions, only_type
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attach, Attached
@@ -79,7 +79,7 @@ class LargeDataset(NodeSampledDataset[Batch]):
         self.fused = False  # whether batches are handed out as `FusedBatch`
         self.current: LargeBatch | None = None  # out of which the newest batch was handed out
         self._draws, self._steps_asked = draws, large_batches
-        self._layout: EpochSteps | None = None  # of the epoch that is read
+        self._layout: LargeSteps | PartitionSteps | None = None  # of the epoch that is read
         self._second_fanout = fanouts_of_hops(second_fanout, "second_fanout")
         self._refuse()
 
@@ -128,7 +128,7 @@ class LargeDataset(NodeSampledDataset[Batch]):
         part, bounds = Part(asked.rank, asked.world_size), GraphBounds(dealt.first[-1], ())
         return PartitionPlan(attached.resolved, part, bounds, np.array(dealt.seeds, np.int64))
 
-    def _steps_of(self, attached: Attached, epoch: int) -> EpochSteps:
+    def _steps_of(self, attached: Attached, epoch: int) -> LargeSteps | PartitionSteps:
         """How the steps of an epoch fall to large batches."""
         if self._draws == "partitions":
             return PartitionSteps.of_epoch(self._partition_plan(attached), epoch)
@@ -145,14 +145,11 @@ class LargeDataset(NodeSampledDataset[Batch]):
             return self._request
         if self._draws == "partitions":
             return structs.replace(self._request, plan=PartitionPlan.name)
-        if not self._steps_asked:
-            self._steps_asked = self._default_steps()
+        if not self._steps_asked:  # the daemon knows how many seeds there are
+            found = self._ask(structs.replace(self._request, window=1))
+            self._steps_asked = self._equal_steps(found).steps
         size = self._steps_asked * self._request.batch_size
         return structs.replace(self._request, batch_size=size, rank=0, world_size=1)
-
-    def _default_steps(self) -> int:
-        """As many as an epoch wants; the daemon knows how many seeds there are."""
-        return self._equal_steps(self._ask(structs.replace(self._request, window=1))).steps
 
     def _count_steps(self, attached: Attached) -> int:
         if self._draws == "partitions":

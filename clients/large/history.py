@@ -47,7 +47,9 @@ class HistoryTables:
         """Raises ValueError, on all ranks: ranks of several hosts, a file of something else."""
         self.spec, self._path = spec, path
         self._unlock: Callable[[], object] | None = None  # of rank 0
-        ranks.refuse_different(f"history {path}, mapped by ranks of several hosts", _host())
+        ranks.refuse_different(
+            f"history {path}, mapped by ranks of several hosts", socket.gethostname()
+        )
         refused = ranks.of_first(self._create() if ranks.rank == 0 else "")
         if refused:
             self.close()
@@ -70,7 +72,8 @@ class HistoryTables:
                 )
             os.ftruncate(file, 0)
             os.pwrite(file, header.ljust(_HEADER), 0)
-            os.posix_fallocate(file, 0, _HEADER + _num_bytes(self.spec))
+            numbers = self.spec.tables * self.spec.num_nodes * self.spec.width
+            os.posix_fallocate(file, 0, _HEADER + numbers * np.dtype(self.spec.dtype).itemsize)
         except BlockingIOError:
             return f"{where}: found that another run has it, expected to have it alone; wait for it"
         except OSError as error:
@@ -158,11 +161,3 @@ class HistoricalEmbeddings:
             rows[ids] = own[places + 1].to("cpu", rows.dtype)
         self._large, self._rows = None, []
         self._ranks.barrier()  # all have pushed
-
-
-def _num_bytes(spec: TableSpec) -> int:
-    return spec.tables * spec.num_nodes * spec.width * np.dtype(spec.dtype).itemsize
-
-
-def _host() -> str:
-    return socket.gethostname()

@@ -6,6 +6,7 @@ exist, whose row is zero, to another one, whose result nobody reads.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -128,16 +129,13 @@ class ReplayedStep:
         batch = replace(batch, input_id=batch.input_id[:0], features={})
         if self._fixed is None:
             self._fixed = batch.map(torch.clone)
-            self._replay = record(self._run, self._warm_up, batch.n_id.device)
+            warm_up = partial(self._backward, self._fixed)
+            self._replay = record(self._run, warm_up, batch.n_id.device)
         else:
             for fixed, new in zip(self._fixed.tensors(), batch.tensors(), strict=True):
                 fixed.copy_(new)
         self._replay()
         return self._result
-
-    def _warm_up(self) -> None:
-        assert self._fixed is not None
-        self._backward(self._fixed)
 
     def _run(self) -> None:
         assert self._fixed is not None

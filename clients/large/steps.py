@@ -1,6 +1,6 @@
 """How the steps of an epoch fall to large batches; pure."""
 
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,19 +9,6 @@ from loaderd.plans.base import Part, count_steps, share
 from loaderd.plans.partitions import PartitionPlan
 
 LARGE_BATCHES = 12  # of an epoch, unless a number of steps is asked for
-
-
-class EpochSteps(Protocol):
-    """The steps of one epoch, some of them to each large batch."""
-
-    def large(self, step: int) -> int:
-        """The large batch of a step."""
-
-    def of(self, step: int) -> range:
-        """The steps of the large batch of a step, from this one on."""
-
-    def seeds(self, step: int, rank: int) -> range:
-        """A rank's share of a step, as places among the seeds of the large batch it reads."""
 
 
 class LargeSteps(NamedTuple):
@@ -59,12 +46,15 @@ class LargeSteps(NamedTuple):
         return self._replace(steps=-(-self.num_steps // LARGE_BATCHES)).without_tail()
 
     def large(self, step: int) -> int:
+        """The large batch of a step."""
         return step // self.steps
 
     def of(self, step: int) -> range:
+        """The steps of the large batch of a step, from this one on."""
         return range(step, min((step // self.steps + 1) * self.steps, self.num_steps))
 
     def seeds(self, step: int, rank: int) -> range:
+        """A rank's share of a step, as places among the seeds of the large batch it reads."""
         part = Part(rank, self.world_size)
         own = share(step, self.num_steps, self.num_seeds, self.batch_size, part)
         first = step // self.steps * self.steps * self.batch_size
@@ -72,7 +62,10 @@ class LargeSteps(NamedTuple):
 
 
 class PartitionSteps(NamedTuple):
-    """Steps of an epoch whose large batches are macro-batches, one for each rank at a time."""
+    """Steps of an epoch whose large batches are macro-batches, one for each rank at a time.
+
+    Methods are those of `LargeSteps`.
+    """
 
     num_seeds: NDArray[np.int64]  # (rounds, ranks) of each macro-batch
     first: NDArray[np.int64]  # (rounds + 1,) first step of each round

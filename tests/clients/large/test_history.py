@@ -310,7 +310,7 @@ def test_tables_of_another_store_are_refused(served, tmp_path):
 
 
 def open_on(ranks: Ranks, path: str, own: TableSpec) -> None:
-    with patch("clients.large.history._host", lambda: f"host{ranks.rank}"):
+    with patch("clients.large.history.socket.gethostname", lambda: f"host{ranks.rank}"):
         HistoryTables(path, own, ranks)
 
 
