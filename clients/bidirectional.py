@@ -6,18 +6,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.utils import coalesce
 
 from clients.torch import EdgeType
 
 Edges = dict[str, Any]  # `edge_index`, and what else comes with the edges of a relation
 
 
-def with_reverses(
-    relations: Mapping[EdgeType, Edges], num_nodes: Mapping[str, int]
-) -> dict[EdgeType, Edges]:
+def with_reverses(relations: Mapping[EdgeType, Edges]) -> dict[EdgeType, Edges]:
     """The edges of each relation, and the reverse of those of the relation that is its reverse.
-
-    num_nodes   of a batch, by type
 
     Which one that is PyG decides by names: `rev_X` is the reverse of X, both then have the same
     edges; a relation within a type is its own reverse if there is none of that name; otherwise the
@@ -33,13 +30,13 @@ def with_reverses(
         if name.startswith("rev_"):
             continue  # made with the other one
         if named in relations:
-            both = _union(edges["edge_index"], relations[named]["edge_index"], num_nodes[src])
+            both = _union(edges["edge_index"], relations[named]["edge_index"])
             found[relation], found[named] = {"edge_index": both}, {"edge_index": both.flip(0)}
         elif src == dst:
-            found[relation] = _own_reverses(edges, num_nodes[src])
+            found[relation] = _own_reverses(edges)
         elif len(back) == 1:
             reverse = relations[back[0]]["edge_index"]
-            found[relation] = {"edge_index": _union(edges["edge_index"], reverse, num_nodes[src])}
+            found[relation] = {"edge_index": _union(edges["edge_index"], reverse)}
         else:
             warnings.warn(
                 f"subgraph_type='bidirectional': found no reverse of {relation}, expected a "
@@ -50,25 +47,23 @@ def with_reverses(
     return found
 
 
-def _union(edges: Tensor, reverse: Tensor, num_sources: int) -> Tensor:
+def _union(edges: Tensor, reverse: Tensor) -> Tensor:
     """(2, edges): each pair of nodes once, in the order of targets, then sources."""
-    src, dst = torch.cat([edges, reverse.flip(0)], 1)
-    keys = torch.unique(dst * max(1, num_sources) + src)
-    return torch.stack([keys % max(1, num_sources), keys // max(1, num_sources)])
+    both: Tensor = coalesce(torch.cat([edges, reverse.flip(0)], 1), sort_by_row=False)
+    return both
 
 
-def _own_reverses(edges: Edges, num_nodes: int) -> Edges:
+def _own_reverses(edges: Edges) -> Edges:
     """The edges of a relation and the reverse of each, with all that comes with them.
 
     As with PyG each pair of nodes is there once, in the order of targets, then sources, and hops
     are not told apart.  Of a pair in both directions each has its own values, of equal edges those
     of the first.
     """
-    src, dst = edges["edge_index"]
-    keys = torch.cat([dst * num_nodes + src, src * num_nodes + dst])
-    distinct, inverse = torch.unique(keys, return_inverse=True)
-    order = torch.arange(keys.numel(), device=keys.device)
-    first = torch.full_like(distinct, keys.numel()).scatter_reduce(0, inverse, order, "amin")
-    own = first % max(1, src.numel())
+    one_way = edges["edge_index"]
+    both = torch.cat([one_way, one_way.flip(0)], 1)
+    places = torch.arange(both.size(1), device=both.device)
+    both, first = coalesce(both, places, sort_by_row=False, reduce="min")
+    own = first % max(1, one_way.size(1))
     values = {n: v[own] for n, v in edges.items() if n not in ("edge_index", "num_sampled_edges")}
-    return {"edge_index": torch.stack([distinct % num_nodes, distinct // num_nodes])} | values
+    return {"edge_index": both} | values

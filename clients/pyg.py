@@ -422,7 +422,7 @@ def to_data(
             if values is not None and relation in values:
                 edges[names.get(name, name)] = values[relation]
     if bidirectional:
-        by_relation = with_reverses(by_relation, {t: n.numel() for t, n in typed.n_id.items()})
+        by_relation = with_reverses(by_relation)
         for store in data.node_stores:
             del store.num_sampled_nodes
     for relation, edges in by_relation.items():

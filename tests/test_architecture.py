@@ -158,7 +158,7 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
     "kvikio": {"blockstore/io/gds.py"},
     "ray": {"preprocess/pipeline/on_ray.py"},
     "lightning": {"clients/lightning.py"},
-    "torch_geometric": {"clients/pyg.py"},
+    "torch_geometric": {"clients/bidirectional.py", "clients/pyg.py"},
 }
 MAIN_PATH = 12  # modules that decide between `next(batch)` and the disk, at most
 CLOCKED = {"threading", "queue", "concurrent", "time"}  # from blockstore/concurrency.py alone, in
