@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from blockstore.kernels.random import make_key  # noqa: E402
 from clients.aggregate import KERNELS, mean_of_neighbors  # noqa: E402
-from clients.models import Dropout, DropoutKeys, GraphSage, keep_mask  # noqa: E402
+from clients.models import LAYERS, Dropout, DropoutKeys, GraphSage, Layered, keep_mask  # noqa: E402
 from tests.reference import BITS, draw_hash  # noqa: E402
 
 
@@ -44,8 +44,9 @@ def test_no_edges_give_zeros(kernel):
     assert not mean_of_neighbors(torch.randn(4, 3), empty, 4, kernel).any()
 
 
+@pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_trimming_changes_nothing_for_the_seeds(depth):
+def test_trimming_changes_nothing_for_the_seeds(depth, kind):
     torch.manual_seed(1)
     nodes, edges, frontier = [5, 12, 30], [14, 40], 0
     targets, sources = [], []
@@ -55,7 +56,7 @@ def test_trimming_changes_nothing_for_the_seeds(depth):
         sources.append(torch.randint(0, frontier + nodes[hop + 1], (count,)))
     edge_index = torch.stack([torch.cat(sources), torch.cat(targets)])
     x = torch.randn(sum(nodes), 8)
-    model = GraphSage(8, 16, 3, num_layers=depth).eval()
+    model = Layered(LAYERS[kind], 8, 16, 3, num_layers=depth).eval()
     trimmed = model(x, edge_index, nodes, edges)
     # a model deeper than the batch sees the outermost nodes without neighbors, as the batch does
     torch.testing.assert_close(trimmed[: nodes[0]], model(x, edge_index)[: nodes[0]])

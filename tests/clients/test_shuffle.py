@@ -27,13 +27,8 @@ CASES = {  # owners, owners that own anything, shares
     "eight": (8, 0, 1),
     "two shares": (2, 0, 2),
 }
+RANKS = 8
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with pool(8) as opened:
-        yield opened
 
 
 def run(ranks: Pool, case: Case, task=together):

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from clients import train_hops  # noqa: E402
 from clients.connection.position import StateMismatch  # noqa: E402
-from clients.models import LAYERS, GatLayer, GcnLayer, Layered  # noqa: E402
+from clients.models import LAYERS, GatLayer, GcnLayer  # noqa: E402
 from clients.ranks import FlatGradients, Ranks  # noqa: E402
 from clients.settings import Settings, parse_fanouts  # noqa: E402
 from clients.train import sum_of_losses, train  # noqa: E402
@@ -48,20 +48,6 @@ def test_gat_is_a_softmax_over_neighbors_and_the_node_itself(heads):
         shares = torch.softmax(torch.nn.functional.leaky_relu(scores, 0.2), dim=0)
         mixed = (shares[..., None] * z[sources]).sum(dim=0).flatten()
         torch.testing.assert_close(out[v], mixed + layer.bias)
-
-
-@pytest.mark.parametrize("kind", LAYERS)
-def test_trimming_changes_nothing_for_the_seeds(kind):
-    nodes, edges = [4, 6, 9], [10, 20]
-    spans = [
-        random_edges(sum(nodes[: hop + 2]), n, e)
-        for hop, (n, e) in enumerate(zip(nodes, edges, strict=False))
-    ]
-    spans[1][1] += nodes[0]
-    edge_index = torch.cat(spans, dim=1)
-    model = Layered(LAYERS[kind], 5, 8, 3, 2).eval()
-    x = torch.randn(sum(nodes), 5)
-    torch.testing.assert_close(model(x, edge_index, nodes, edges), model(x, edge_index)[:4])
 
 
 def test_gradients_are_those_of_the_mean_over_labelled_seeds():

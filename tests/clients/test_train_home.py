@@ -23,6 +23,8 @@ from tests.clients.small_job import (  # noqa: E402
 from tests.daemons import until  # noqa: E402
 from tests.ranks import pool  # noqa: E402
 
+RANKS = 4
+
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
@@ -30,12 +32,6 @@ def served(tmp_path_factory):
     maps = (("two", 2, 2), ("four", 4, 4), ("three", 4, 3))
     with serve_graph(tmp_path_factory.mktemp("home"), maps) as endpoint:
         yield endpoint
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with pool(4) as opened:
-        yield opened
 
 
 def settings(endpoint: str, owners: str = "", **options) -> dict:

@@ -20,8 +20,8 @@ from tests.clients.ddp_trainer import trained  # noqa: E402
 from tests.clients.small_job import job_settings, serve_graph  # noqa: E402
 from tests.daemons import ROOT  # noqa: E402
 from tests.differences import flat  # noqa: E402
-from tests.ranks import pool  # noqa: E402
 
+RANKS = 2
 SHARED = {"frontier": "layer", "draws": "shared", "large_batches": 3}
 
 
@@ -29,12 +29,6 @@ SHARED = {"frontier": "layer", "draws": "shared", "large_batches": 3}
 def served(tmp_path_factory):
     with serve_graph(tmp_path_factory.mktemp("large"), train=0.5) as endpoint:
         yield endpoint
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with pool(2) as opened:
-        yield opened
 
 
 def settings(endpoint: str, **options) -> dict:

@@ -6,8 +6,8 @@ torch = pytest.importorskip("torch")
 
 from clients.micrograph.training import RankRing  # noqa: E402
 from clients.ranks import Ranks  # noqa: E402
-from tests.ranks import pool  # noqa: E402
 
+RANKS = 4
 HOPS = (1, 3, -1, 0, 4, 2, 1)
 
 
@@ -20,15 +20,9 @@ def travel(ranks: Ranks, size: int) -> list[list[float]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def processes():
-    with pool(4) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize(("world", "size"), [(1, 5), (2, 5), (4, 1), (4, 1 << 20)])
-def test_values_go_so_many_ranks_on(processes, world, size):
+def test_values_go_so_many_ranks_on(ranks, world, size):
     """A megabyte is more than a socket takes at once: nobody waits for who waits for him."""
-    for rank, found in enumerate(processes.run(travel, size, world=world)):
+    for rank, found in enumerate(ranks.run(travel, size, world=world)):
         expected = [[float((rank - sum(HOPS[: i + 1])) % world)] for i in range(len(HOPS))]
         assert found == expected

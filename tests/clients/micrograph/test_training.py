@@ -12,15 +12,9 @@ from tests.clients.micrograph.home_trainer import (  # noqa: E402
     at_home,
     averaged,
 )
-from tests.ranks import pool  # noqa: E402
 
+RANKS = 4
 CLOSE = {"float64": 1e-10, "float32": 1e-5}
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with pool(4) as opened:
-        yield opened
 
 
 def check(ranks, case: HomeCase) -> None:
