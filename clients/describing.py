@@ -4,15 +4,13 @@ from abc import abstractmethod
 from math import prod
 from typing import Any, TypeVar
 
-import msgspec
-
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attach, Attached
 
 K = TypeVar("K")
 V = TypeVar("V")
 _UNSAID = {"token", "request"}  # fields of a request that mean nothing to a script
-_FIELDS = [f for f in msgspec.structs.fields(Attach) if f.name not in _UNSAID]
+_FIELDS = [name for name in Attach.__struct_fields__ if name not in _UNSAID]
 
 
 class Describing:
@@ -87,10 +85,10 @@ class Describing:
     def __repr__(self) -> str:
         """The endpoint, and what was asked for in another way than by default; connects nowhere."""
         words = [repr(self.endpoint)]
-        for field in _FIELDS:
-            value = getattr(self._request, field.name)
-            if value != getattr(_PLAIN, field.name) or field.name == "batch_size":
-                words.append(f"{field.name}={value!r}")
+        for name in _FIELDS:
+            value = getattr(self._request, name)
+            if value != getattr(_PLAIN, name) or name == "batch_size":
+                words.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(words)})"
 
 

@@ -101,8 +101,8 @@ class OrderedLayer(nn.Module):
 
     num_out: int
     parts: int  # the result has so many pieces, which can be computed one without another
-    source_width: int  # numbers that a source gives to a part
-    target_width: int  # numbers that a target gives to a part
+    source_width = 1  # numbers that a source gives to a part
+    target_width = 1  # numbers that a target gives to a part
     shared_width = 0  # of these, the first: the same that the node gives to a part as a source
     adds = False  # the result is the mean of what sources give, and what the target gives
 
@@ -133,13 +133,14 @@ class SageLayer(OrderedLayer):
     NeurIPS 2017.
     """
 
+    adds = True
+
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__()
         self.neighbor = nn.Linear(num_in, num_out, bias=False)
         self.own = nn.Linear(num_in, num_out)
         self.aggregates_first = num_out >= num_in
-        self.num_out, self.parts, self.source_width, self.target_width = num_out, num_out, 1, 1
-        self.adds = True
+        self.num_out = self.parts = num_out
 
     def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
         """(sources, num_in), (targets, num_in) -> (targets, num_out)."""
@@ -169,12 +170,13 @@ class GcnLayer(OrderedLayer):
     Networks, ICLR 2017; Hamilton et al., NeurIPS 2017, equation 2 ("GCN").
     """
 
+    shared_width = 1
+
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__()
         self.linear = nn.Linear(num_in, num_out)
         self.aggregates_first = True
-        self.num_out, self.parts, self.source_width, self.target_width = num_out, num_out, 1, 1
-        self.shared_width = 1
+        self.num_out = self.parts = num_out
 
     def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
         """(sources, num_in), (targets, num_in) -> (targets, num_out)."""

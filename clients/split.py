@@ -18,7 +18,7 @@ from blockstore.kernels.split import WORD_BITS, OwnedNodes, split_hop
 from clients.batch import BatchReader, ItemOrder
 from clients.connection.buffers import BufferPool, Memory
 from clients.connection.session import Session
-from clients.dataset import Connection, gather_threads
+from clients.dataset import gather_threads
 from clients.records import TensorRecord
 from clients.torch import Batch, Fanouts, NodeSampledDataset, SeededOptions, only_type
 from loaderd.api.errors import Refused
@@ -152,7 +152,7 @@ def _group_by_owner(
 
 
 class SplitReader(BatchReader):
-    """Reads one owner's pieces of the batches of a session."""
+    """Reads one owner's pieces of the batches of a session: the fields of a `SplitBatch`."""
 
     def __init__(
         self, session: Session, pool: Memory, threads: int, owner: int, mixed_rows: bool
@@ -161,7 +161,7 @@ class SplitReader(BatchReader):
         self._owner, self._mixed_rows = owner, mixed_rows
         self._scratch = BufferPool()
 
-    def read_piece(self, step: int) -> SplitBatch:
+    def read(self, step: int) -> dict[str, Any]:
         """The piece of the batch of `step`, all of it copied and released; waits for the daemon."""
         ready = self._session.receive(BatchReady, step)
         blob, attached = ready.structure, self._session.attached
@@ -189,7 +189,7 @@ class SplitReader(BatchReader):
         self._gather_groups(ready, items, rows)
         if "y" in rows:  # no loss is computed for remote nodes
             rows["y"] = rows["y"][: own.size]
-        return SplitBatch(
+        return dict(
             epoch=ready.epoch,
             step=step,
             owner=self._owner,
@@ -223,6 +223,8 @@ class SplitDataset(NodeSampledDataset[SplitBatch]):
     The owners' trainers iterate the same epochs side by side; each batch is built once for them.
     With `world_size`, each batch of a rank is split.
     """
+
+    batch_type = SplitBatch
 
     def __init__(
         self,
@@ -269,7 +271,3 @@ class SplitDataset(NodeSampledDataset[SplitBatch]):
                 f"expected one from 0 to {found - 1}"
             )
         return SplitReader(session, self.memory, gather_threads(), self._owner, self._mixed_rows)
-
-    def _read_step(self, connection: Connection, step: int) -> SplitBatch:
-        assert isinstance(connection.reader, SplitReader)
-        return connection.reader.read_piece(step)
