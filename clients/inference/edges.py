@@ -185,31 +185,26 @@ def whole_columns(
                 )
             sources = np.concatenate([sources, edges])
             whole = max(0, degrees.size - 1)  # the last may go on
-            at = 0
-            for low, high, count in _spans(degrees[:whole], done):
-                yield degrees[low:high], _from(first, sources[at : at + count])
-                at += count
-            done += whole
+            yield from _some_columns(degrees[:whole], sources, done, first)
+            done, at = done + whole, int(degrees[:whole].sum())
             degrees, sources = degrees[whole:].copy(), sources[at:].copy()
     missing = np.zeros(dst.num_nodes - done - degrees.size, np.int64)
-    at, degrees = 0, np.concatenate([degrees, missing])
-    for low, high, count in _spans(degrees, done):
-        yield degrees[low:high], _from(first, sources[at : at + count])
-        at += count
+    yield from _some_columns(np.concatenate([degrees, missing]), sources, done, first)
 
 
-def _from(first: int, ids: NDArray[Any]) -> NDArray[np.int64]:
-    found = ids.astype(np.int64)
-    found -= first
-    return found
+def _some_columns(
+    degrees: NDArray[np.int64], sources: NDArray[Any], number: int, first: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """(degrees, sources) of some columns at a time, from column `number` on.
 
-
-def _spans(degrees: NDArray[np.int64], first: int) -> Iterator[tuple[int, int, int]]:
-    """(first, stop, edges) of some columns at a time; `first`: number of the first one."""
-    ends, low = np.cumsum(degrees), 0
+    first   that sources count from
+    """
+    ends, low, at = np.cumsum(degrees), 0, 0
     while low < degrees.size:
-        before = int(ends[low - 1]) if low else 0
-        high = int(np.searchsorted(ends, before + _STEP_EDGES, "right"))
-        high = min(max(high, low + 1), low + STEP_ROWS - (first + low) % STEP_ROWS, degrees.size)
-        yield low, high, int(ends[high - 1]) - before
-        low = high
+        high = int(np.searchsorted(ends, at + _STEP_EDGES, "right"))
+        high = min(max(high, low + 1), low + STEP_ROWS - (number + low) % STEP_ROWS, degrees.size)
+        stop = int(ends[high - 1])
+        ids = sources[at:stop].astype(np.int64)
+        ids -= first
+        yield degrees[low:high], ids
+        low, at = high, stop
