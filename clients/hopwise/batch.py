@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from blockstore.format import RowArray
 from blockstore.io.gds import HostReader
 from blockstore.kernels.rows import gather_hops
-from blockstore.store import BlockedFile, FileRange, open_store
+from blockstore.store import BlockedFile, open_store
 from clients.batch import ArenaReader, numpy_dtype
 from clients.connection.buffers import Memory
 from clients.connection.session import Session
@@ -97,9 +97,11 @@ class HopReader(ArenaReader):
                 self._lent = self._session.run, step
             else:
                 arrays = self._copied(ready, input_id, self._hops)
-            copied = self._copied_piece if one_piece else self._copied
             for i in self._others:
-                arrays |= copied(ready, input_id, [i])
+                if one_piece:
+                    arrays |= self._copied_piece(ready, i)
+                else:
+                    arrays |= self._copied(ready, input_id, [i])
         if self._lent != (self._session.run, step):
             self._session.release(step, 0)
         return hop_batch(arrays, input_id, ready.epoch, step)
@@ -146,18 +148,12 @@ class HopReader(ArenaReader):
             found[spec.name] = typed[first : first + count].view(ready.num_rows, *spec.row_shape)
         return found
 
-    def _copied_piece(
-        self, ready: ChunkReady, input_id: NDArray[np.int64], chosen: Sequence[int]
-    ) -> dict[str, Tensor]:
+    def _copied_piece(self, ready: ChunkReady, i: int) -> dict[str, Tensor]:
         """As `_copied`, of rows that lie in one piece: such a batch takes little more than this."""
-        del input_id
-        found = {}
-        for i in chosen:
-            spec, place = self._session.attached.rows[i], ready.places[i][0]
-            out = self._pool.empty((ready.num_rows, *spec.row_shape), numpy_dtype(spec))
-            out.reshape(-1).view(np.uint8)[:] = self._arena[place : place + out.nbytes]
-            found[spec.name] = row_tensor(spec.name, out, spec.dtype)
-        return found
+        spec, place = self._session.attached.rows[i], ready.places[i][0]
+        out = self._pool.empty((ready.num_rows, *spec.row_shape), numpy_dtype(spec))
+        out.reshape(-1).view(np.uint8)[:] = self._arena[place : place + out.nbytes]
+        return {spec.name: row_tensor(spec.name, out, spec.dtype)}
 
     def _copied(
         self, ready: ChunkReady, input_id: NDArray[np.int64], chosen: Sequence[int]
@@ -200,14 +196,10 @@ class HopReader(ArenaReader):
         return found
 
 
-class _File:
-    def __init__(self, array: RowArray, file: BlockedFile) -> None:
-        self.array, self.file, self.reader = array, file, HostReader(file)
-
-    def ranges(self, rows: NDArray[np.int64]) -> list[FileRange]:
-        """Where ranges of rows lie, int64 (ranges, 2)."""
-        width = self.array.row_bytes
-        return [r for a, b in rows.tolist() for r in self.file.row_ranges(width, a, b)]
+class _File(NamedTuple):
+    array: RowArray
+    file: BlockedFile
+    reader: HostReader
 
 
 class FileReader:
@@ -230,7 +222,8 @@ class FileReader:
             operator, _, hop = spec.name.rpartition(":")
             array = {LABEL: hops.label, NODES: hops.nodes}.get(spec.name)
             array = hops.operators[operator][int(hop)] if array is None else array
-            self._files[spec.name] = _File(array, store.rows(array))
+            file = store.rows(array)
+            self._files[spec.name] = _File(array, file, HostReader(file))
 
     def read(self, step: int) -> HopBatch:
         """The batch of a step.  Raises CorruptBlock, OSError."""
@@ -250,13 +243,13 @@ class FileReader:
             file.reader.close()
 
     def _read(self, name: str, rows: NDArray[np.int64], num: int) -> NDArray[Any]:
-        file = self._files[name]
-        array, ranges = file.array, file.ranges(rows)
+        array, file, reader = self._files[name]
+        ranges = [r for a, b in rows.tolist() for r in file.row_ranges(array.row_bytes, a, b)]
         shape, dtype = (num, *array.row_shape), numpy_dtype(array)
         if name not in (LABEL, NODES):
-            return self._memory.filed(ranges, file.reader.read, shape, dtype)
+            return self._memory.filed(ranges, reader.read, shape, dtype)
         out = self._memory.empty(shape, dtype)
-        file.reader.read(ranges, out.reshape(-1).view(np.uint8))
+        reader.read(ranges, out.reshape(-1).view(np.uint8))
         return out
 
 
