@@ -7,8 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["KERNELS", "count_edges", "mean_of_neighbors"]
-
 # (rows of nodes, sources, targets, edges of each target) -> mean over the sources of each target
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

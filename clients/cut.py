@@ -16,8 +16,6 @@ from clients.records import TensorRecord
 from clients.torch import Batch
 from loaderd.api.errors import Refused
 
-__all__ = ["BatchCutter", "CutStructure", "Keep", "cut_batch", "first_places"]
-
 # (hop, original ids of the draws' targets, their columns, slots within these) -> draws, ascending,
 # that are kept; None: all
 Keep = Callable[[int, Tensor, Tensor, Tensor], Tensor | None]

@@ -2,8 +2,6 @@
 
 from torch import Tensor
 
-__all__ = ["SIGN", "draw_hash", "node_key"]
-
 
 def _signed(value: int) -> int:
     """The int64 of the same 64 bits."""

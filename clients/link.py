@@ -25,14 +25,6 @@ from clients.torch import (
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attached, SeedEdges
 
-__all__ = [
-    "HeteroLinkBatch",
-    "HeteroLinkDataset",
-    "LinkBatch",
-    "LinkDataset",
-    "LinkOptions",
-]
-
 SeedEdgesOf = Tensor | NDArray[Any] | Sequence[Sequence[int]] | str
 Negatives = Literal["none", "binary", "triplet"]
 B_co = TypeVar("B_co", covariant=True)

@@ -14,18 +14,6 @@ from torch import Tensor
 from clients.records import TensorRecord
 from clients.torch import Batch, EdgeType, HeteroBatch, by_type, rows_of_edges
 
-__all__ = [
-    "HeteroMfg",
-    "Mfg",
-    "MiniBatch",
-    "SampledSubgraph",
-    "layer_edges",
-    "layer_fanouts",
-    "to_hetero_mfgs",
-    "to_mfgs",
-    "to_minibatch",
-]
-
 
 def layer_fanouts(fanouts: Sequence[int]) -> list[int]:
     """DGL's and GraphBolt's fanouts as `num_neighbors`, or the other way round."""

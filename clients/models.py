@@ -15,22 +15,6 @@ from clients.hashing import draw_hash, node_key
 from clients.mfg import layer_edges
 from clients.torch import EdgeType, HeteroBatch
 
-__all__ = [
-    "LAYERS",
-    "Activations",
-    "DropoutKeys",
-    "GatLayer",
-    "GcnLayer",
-    "GraphSage",
-    "Layered",
-    "OrderedLayer",
-    "RelationalModel",
-    "RowExchange",
-    "SageLayer",
-    "keep_mask",
-    "mean_of_neighbors",
-]
-
 Layer = Callable[[int, int], "OrderedLayer"]  # of widths in and out
 # brings rows of nodes that other processes compute: (rows of the first own nodes, edges of the
 # layer that gives the targets of a hop, int64 (2, num_edges), the hop) -> (rows that hold all

@@ -8,10 +8,6 @@ from torch import Tensor, distributed
 
 from clients.split import Exchange, SplitBatch
 
-__all__ = [
-    "Shuffle",
-]
-
 
 class Shuffle:
     """The `exchange` that a `clients.models.Layered` takes for a `SplitBatch`.

@@ -25,12 +25,6 @@ from loaderd.api.errors import Refused
 from loaderd.api.protocol import BatchReady
 from loaderd.api.tcp import SCHEME
 
-__all__ = [
-    "Exchange",
-    "SplitBatch",
-    "SplitDataset",
-]
-
 
 @dataclass(slots=True, repr=False)
 class Exchange(TensorRecord):

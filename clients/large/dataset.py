@@ -32,8 +32,6 @@ from loaderd.plans.base import Part
 from loaderd.plans.minibatch import GraphBounds
 from loaderd.plans.partitions import PartitionPlan
 
-__all__ = ["LargeDataset"]
-
 DRAWS = ("own", "shared", "partitions")
 PLANS = ("auto", "minibatch", "hyperbatch")
 _STATE = "large"  # in the state of a dataset with shared draws

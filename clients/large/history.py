@@ -19,8 +19,6 @@ from torch import Tensor
 from clients.large.batch import PartitionDraws
 from clients.ranks import Ranks
 
-__all__ = ["DTYPES", "HistoricalEmbeddings", "HistoryTables", "TableSpec"]
-
 DTYPES = ("float32", "float16")
 _HEADER = 4096  # bytes: JSON, then spaces
 

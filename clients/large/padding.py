@@ -15,8 +15,6 @@ from torch import Tensor
 
 from clients.torch import Batch
 
-__all__ = ["PaddedBatch", "Padding", "ReplayedStep", "check_recordable", "record"]
-
 _MARGIN = 0.05  # of a bound over the largest batch of the first epoch
 _WARM_UPS = 3  # on the stream that is captured: libraries allocate at their first calls
 _NOBODY = -1  # label and id of a node that does not exist: no loss is computed for it

@@ -8,8 +8,6 @@ from torch import Tensor
 from clients.torch import Batch, Fanouts, NodeSampledDataset, SeededOptions
 from loaderd.api.protocol import HomePlacement
 
-__all__ = ["HomeBatch", "HomeDataset"]
-
 
 @dataclass(slots=True, repr=False, kw_only=True)
 class HomeBatch(Batch):
