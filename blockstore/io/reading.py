@@ -1,6 +1,9 @@
 """Reads on their way, and those who wait for them."""
 
+import contextlib
+from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Self
 
 from blockstore import concurrency
 
@@ -47,3 +50,37 @@ def wait_all(readings: Iterable[Reading]) -> None:
             error = error or found
     if error is not None:
         raise error
+
+
+class ReadingQueue:
+    """Readings in the order in which they were begun, at most so many on their way.
+
+    A context: when it ends, with or without an error, nothing is on its way.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._coming = deque[tuple[list[Reading], Callable[[], None] | None]]()
+
+    def make_room(self, room: int = 1) -> None:
+        """Wait until so many may be added.  Raises the first error met."""
+        while len(self._coming) > self._most - room:
+            readings, then = self._coming.popleft()
+            wait_all(readings)
+            if then is not None:
+                then()
+
+    def add(self, readings: list[Reading], then: Callable[[], None] | None = None) -> None:
+        """`then` is called after all of them are done."""
+        self._coming.append((readings, then))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is None:
+                self.make_room(self._most)
+        finally:
+            with contextlib.suppress(Exception):  # the first error is on its way up already
+                wait_all(reading for readings, _ in self._coming for reading in readings)

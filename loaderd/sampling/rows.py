@@ -1,7 +1,5 @@
 """Rows of a batch: addressed in place where their block stays, else copied to a row area."""
 
-import contextlib
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +8,7 @@ from numpy.typing import NDArray
 
 from blockstore.format import row_geometry
 from blockstore.io.reader import BlockReader, Transit, make_transit
-from blockstore.io.reading import Reading, wait_all
+from blockstore.io.reading import Reading, ReadingQueue
 from blockstore.kernels.order import distinct, missing_keys, order_by_block
 from blockstore.kernels.rowcache import copy_extents
 from blockstore.kernels.rows import (
@@ -173,26 +171,18 @@ class RowAssembler:
         passing, copied = make_transit([self._data[first:stop] for first, stop in ends]), 0
         for a, file in self._served(work):
             cursor, slots = 0, np.asarray(area[a], np.int64)
-            on_the_way = deque[Reading]()
-            try:
+            with ReadingQueue(_PARTS_HELD) as queue:
                 for part in self._parts(work, low, high):
-                    if len(on_the_way) == _PARTS_HELD:
-                        on_the_way.popleft().wait()
+                    queue.make_room()
                     positions, rows = self._missing(work, (a, file), part)
                     if rows.size:
-                        on_the_way.append(self._read(file, rows, slots, cursor, passing))
+                        queue.add([self._read(file, rows, slots, cursor, passing)])
                         places = np.arange(cursor, cursor + rows.size)
                         work.addresses[a][positions] = (
                             slots[places // file.rows_per_slot] * self._slot_bytes
                             + places % file.rows_per_slot * file.view.row_bytes
                         )
                         cursor += rows.size
-                while on_the_way:
-                    on_the_way.popleft().wait()
-            except BaseException:
-                with contextlib.suppress(Exception):  # the first error is on its way up already
-                    wait_all(on_the_way)
-                raise
             copied += cursor
         return copied
 

@@ -11,7 +11,7 @@ from blockstore.errors import CorruptBlock
 from blockstore.format import PAGE_BYTES, BlockGeometry
 from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader
-from blockstore.io.reading import wait_all
+from blockstore.io.reading import ReadingQueue, wait_all
 from blockstore.kernels.crc import page_crcs
 from blockstore.store import BlockedFile
 
@@ -38,6 +38,35 @@ def test_all_are_waited_for_and_the_first_error_is_told():
     assert all(one.waited for one in asked)
     wait_all([_Asked()])
     wait_all([])
+
+
+def test_a_queue_waits_for_the_first_where_it_is_full_and_for_all_at_its_end():
+    asked, done = [_Asked() for _ in range(4)], list[int]()
+    with ReadingQueue(2) as queue:
+        for number, one in enumerate(asked):
+            queue.make_room()
+            assert [a.waited for a in asked].count(True) == max(0, number - 1) == len(done)
+            queue.add([one], lambda number=number: done.append(number))
+    assert done == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("where", ["on the way", "at the end", "inside"])
+def test_a_queue_tells_the_first_error_and_leaves_nothing_on_the_way(where):
+    asked, done = [_Asked(), _Asked(OSError("read")), _Asked(OSError("later"))], list[str]()
+
+    def use() -> None:
+        with ReadingQueue(3) as queue:
+            for one in asked:
+                queue.add([one], lambda: done.append("done"))
+            if where == "on the way":
+                queue.make_room(2)
+            elif where == "inside":
+                raise OSError("inside")
+
+    with pytest.raises(OSError, match="inside" if where == "inside" else "read"):
+        use()
+    assert all(one.waited for one in asked)
+    assert done == ["done"] * (where != "inside")
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,8 @@
 """Rows of a session: of some regions all stay, others come for a group of batches and leave."""
 
-import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from blockstore.format import PAGE_BYTES, row_geometry
 from blockstore.io.reader import make_transit
-from blockstore.io.reading import Reading, wait_all
+from blockstore.io.reading import Reading, ReadingQueue
 from blockstore.kernels.order import distinct
 from blockstore.kernels.rowcache import (
     ABSENT_ROW,
@@ -294,62 +293,47 @@ class RowCache:
         self, t: CachedType, pieces: Sequence[_Piece], oldest: Callable[[int], int]
     ) -> None:
         """Rows of regions that stay: two pieces are on their way."""
-        on_the_way: deque[tuple[_Piece, list[Reading]]] = deque()
         low = 0
 
-        def settle() -> None:
-            piece, readings = on_the_way.popleft()
-            wait_all(readings)
+        def arrived(piece: _Piece) -> None:
             self._staying.arrived(t.number, piece.regions)
             self._note_there(t)
 
-        try:
+        with ReadingQueue(RUNS_HELD) as queue:
             for piece in pieces:
-                if len(on_the_way) == RUNS_HELD:
-                    settle()
+                queue.make_room()
                 oldest(-1)
                 rows = np.concatenate([piece.rows, *map(t.rows_of, piece.regions)])
                 t.listed[low : low + rows.size] = rows
-                on_the_way.append((piece, self._read(t, low, low + rows.size)))
+                queue.add(self._read(t, low, low + rows.size), partial(arrived, piece))
                 self.rows_read += rows.size
                 low = t.listed.size // RUNS_HELD - low
-            while on_the_way:
-                settle()
-        except BaseException:
-            with contextlib.suppress(Exception):  # the first error is on its way up already
-                wait_all(reading for _, readings in on_the_way for reading in readings)
-            raise
 
     def _bring_type(
         self, t: CachedType, now: int, until: int, oldest: Callable[[int], int]
     ) -> None:
         """Chunk after chunk: room is made, runs are planned, two chunks are on their way."""
-        on_the_way: list[list[Reading]] = []
         low, known = 0, oldest(-1)
         try:
-            while low < t.num_listed:
-                want = min(self._chosen.size, t.num_listed - low)
-                found = self._choose(t, known, now, want)
-                if found < min(want, max(1, self._chosen.size // 16)) and known < now:
-                    known = oldest(known)
-                    continue
-                assert found, "a group that fits finds room once all before it are released"
-                if len(on_the_way) == RUNS_HELD:
-                    wait_all(on_the_way.pop(0))
-                enter_rows(t.listed, low, low + found, self._chosen, t.table, until)
-                low += found
-                on_the_way.append(self._read(t, low - found, low))
-                self.rows_read += found
-            while on_the_way:
-                wait_all(on_the_way.pop(0))
+            with ReadingQueue(RUNS_HELD) as queue:
+                while low < t.num_listed:
+                    want = min(self._chosen.size, t.num_listed - low)
+                    found = self._choose(t, known, now, want)
+                    if found < min(want, max(1, self._chosen.size // 16)) and known < now:
+                        known = oldest(known)
+                        continue
+                    assert found, "a group that fits finds room once all before it are released"
+                    queue.make_room()
+                    enter_rows(t.listed, low, low + found, self._chosen, t.table, until)
+                    low += found
+                    queue.add(self._read(t, low - found, low))
+                    self.rows_read += found
         except BaseException:
-            self._undo(t, low, on_the_way)
+            self._undo(t, low)
             raise
 
-    def _undo(self, t: CachedType, entered: int, on_the_way: list[list[Reading]]) -> None:
+    def _undo(self, t: CachedType, entered: int) -> None:
         """What was entered and is not known to be there leaves again."""
-        with contextlib.suppress(Exception):  # the first error is on its way up already
-            wait_all(reading for readings in on_the_way for reading in readings)
         rows = t.listed[:entered]
         entries = t.table.place[rows]
         t.table.node[entries[entries >= 0]] = t.table.empty
