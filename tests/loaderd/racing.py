@@ -114,7 +114,7 @@ class Bench:
 
     def _learn(self, serving: "Serving", name: str, seed: int) -> None:
         """All batches of two epochs, by an engine that nobody else uses."""
-        attached = serving.exchange.attach(request_of(name, seed), None)
+        attached = serving.service.attach(request_of(name, seed), None)
         trainer = Trainer(serving, name, seed, attached, None)
         for epoch in range(EPOCHS):
             trainer.start(epoch, 0, 1)
@@ -125,7 +125,7 @@ class Bench:
                 for step, batch in trainer.consume():
                     key = attached.resolved.fingerprint, name, seed, epoch, step
                     self._known[key] = batch
-        serving.exchange.detach(attached.session)
+        serving.service.detach(attached.session)
 
     def batch(self, trainer: "Trainer", step: int) -> Batch:
         """What it has to be."""
@@ -139,7 +139,7 @@ def request_of(name: str, seed: int) -> Attach:
 
 
 class Serving:
-    """Some stores behind an exchange; what it delivers goes to an inbox, as a daemon's does."""
+    """Some stores behind a stream service; its messages go to an inbox, as a daemon's do."""
 
     def __init__(
         self, stores: Sequence[Store], more_slots: int, bench: Bench | None = None
@@ -157,8 +157,8 @@ class Serving:
         self.paths = [store.path for store in stores]
         self.inbox: Any = concurrency.SimpleQueue()
         self.stores = Stores(stores, EngineSettings(mem, WORKERS, READERS, reserve_bytes=reserve))
-        self.exchange = StreamService(self.stores, self._reopen)
-        self.exchange.deliver = lambda session, message: self.inbox.put((session, message))
+        self.service = StreamService(self.stores, self._reopen)
+        self.service.deliver = lambda session, message: self.inbox.put((session, message))
         self.data = self.stores.arena.data
         self.before = self.held()
 
@@ -171,7 +171,7 @@ class Serving:
         self.stores.sweep(lambda _engine: True)
         engines = self.stores.all()
         tables = sum(e.num_bytes for s in engines for e in table_entries(s.store.manifest))
-        _, sessions, counters = self.exchange.status()
+        _, sessions, counters = self.service.status()
         return {
             "slots": sum(e.broker.num_slots for e in engines),
             "whole": [e.broker.whole for e in self.stores.engines.values()].count(False),
@@ -194,7 +194,7 @@ class Serving:
         while (held := self.held()) != self.before:
             assert concurrency.monotonic() < end, f"not given back: {held}, at first {self.before}"
             concurrency.sleep(0.05)
-        self.exchange.close()
+        self.service.close()
         self.stores.close()
 
 
@@ -219,7 +219,7 @@ class Trainer:
         self.steps = list(range(step, self.attached.num_steps, stride))
         self.came.clear()
         self._batch = None
-        self.serving.exchange.start(
+        self.serving.service.start(
             Start(session=self.number, run=self.run, epoch=epoch, step=step, stride=stride)
         )
 
@@ -245,7 +245,7 @@ class Trainer:
                 found, group = self._group(message, rows), rows.group
             for step, batch in found:
                 self._check(step, batch)
-            self.serving.exchange.release(
+            self.serving.service.release(
                 Release(session=self.number, run=self.run, step=message.step, group=group)
             )
         return found
@@ -350,7 +350,7 @@ class Script:
 
     def _act(self) -> None:
         """Something that a trainer or an operator does."""
-        rng, exchange = self._rng, self._serving.exchange
+        rng, service = self._rng, self._serving.service
         what = rng.choice(("attach",) * 5 + ("detach", "restart", "slow", "reload", "status"))
         trainers = list(self._trainers.values())
         if what == "reload":
@@ -359,7 +359,7 @@ class Script:
             self._asked.put(list(by_name.values()))
             self._attaching += 1
         elif what == "status":
-            exchange.status()
+            service.status()
         elif what == "attach" or not trainers:
             self._asked.put((rng.choice(self._kinds), rng.choice(SEEDS)))
             self._attaching += 1
@@ -379,9 +379,9 @@ class Script:
             try:
                 if isinstance(asked, list):
                     serving.paths = asked
-                    serving.exchange.reload()
+                    serving.service.reload()
                 else:
-                    answer = asked, serving.exchange.attach(request_of(*asked), None)
+                    answer = asked, serving.service.attach(request_of(*asked), None)
             except DaemonError:
                 pass
             serving.inbox.put((0, answer))
@@ -427,7 +427,7 @@ class Script:
 
     def _leave(self, trainer: Trainer) -> None:
         del self._trainers[trainer.number]
-        self._serving.exchange.detach(trainer.number)
+        self._serving.service.detach(trainer.number)
 
 
 class _Errors(logging.Handler):

@@ -1,4 +1,4 @@
-"""An engine behind an exchange, without a daemon, and trainers that say when they go on."""
+"""An engine behind a stream service, without a daemon, and trainers that say when they go on."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ WAIT_S = 30
 
 
 class Serving:
-    """An engine behind an exchange, and what each session was sent."""
+    """An engine behind a stream service, and what each session was sent."""
 
     open: ClassVar[list["Serving"]] = []
 
@@ -29,8 +29,8 @@ class Serving:
         self.paths = store if isinstance(store, list) else [store]
         settings = replace(default_settings(mem, workers, 2), reserve_bytes=reserve)
         self.stores = Stores(self._opened(), settings)
-        self.exchange = StreamService(self.stores, self._opened)
-        self.exchange.deliver = self._deliver
+        self.service = StreamService(self.stores, self._opened)
+        self.service.deliver = self._deliver
         self.out: dict[int, dict[tuple[int, int], Any]] = {}
         self.errors: list[ErrorReply] = []
         self.came = threading.Condition()
@@ -54,14 +54,14 @@ class Serving:
         return [open_store(path) for path in self.paths]
 
     def held(self) -> Any:
-        ledger, sessions, counters = self.exchange.status()
+        ledger, sessions, counters = self.service.status()
         assert not sessions
         return ledger, counters["slots_in_pools"], counters["slots_pinned"], counters["streams"]
 
     def attach(self, plan: str = "minibatch", **fields: Any) -> "Trainer":
         usual = {"num_neighbors": (5, 5), "batch_size": 100}
         request = Attach(token=0, request=1, plan=plan, **(usual | fields))
-        return Trainer(self, self.exchange.attach(request, None).session)
+        return Trainer(self, self.service.attach(request, None).session)
 
     def bytes_of(self, blob: Blob) -> list[bytes]:
         """Arrays of a blob."""
@@ -81,8 +81,8 @@ class Serving:
 
     def abandon(self) -> None:
         """End it with whatever sessions a failed test has left."""
-        for session in self.exchange.status()[1]:
-            self.exchange.detach(session.session)
+        for session in self.service.status()[1]:
+            self.service.detach(session.session)
         self._end()
 
     def __enter__(self) -> Self:
@@ -93,7 +93,7 @@ class Serving:
 
     def _end(self) -> None:
         Serving.open.remove(self)
-        self.exchange.close()
+        self.service.close()
         self.stores.close()
 
 
@@ -105,7 +105,7 @@ class Trainer:
 
     def start(self, epoch: int = 0, step: int = 0) -> None:
         self.run += 1
-        self.serving.exchange.start(
+        self.serving.service.start(
             Start(session=self.session, run=self.run, epoch=epoch, step=step)
         )
 
@@ -119,7 +119,7 @@ class Trainer:
             return self.serving.out[self.session].pop((self.run, step)) if found else None
 
     def release(self, step: int) -> None:
-        self.serving.exchange.release(
+        self.serving.service.release(
             Release(session=self.session, run=self.run, step=step, group=0)
         )
 
@@ -132,7 +132,7 @@ class Trainer:
         return found
 
     def detach(self) -> None:
-        self.serving.exchange.detach(self.session)
+        self.serving.service.detach(self.session)
 
 
 class Ticks:
@@ -140,7 +140,7 @@ class Ticks:
 
     def __init__(self, serving: Serving) -> None:
         self.now = 0.0
-        opener = serving.exchange._opener
+        opener = serving.service._opener
         opener._clock, opener._pause = lambda: self.now, self.pause
 
     def pause(self, seconds: float) -> None:

@@ -112,7 +112,7 @@ def test_a_session_that_meets_hostile_content_leaves_others_at_work(tmp_path: Pa
             token=0, request=1, split="", ids=ids.size, plan="minibatch", num_neighbors=(5, 5),
             batch_size=20,
         )  # fmt: skip
-        trainer = Trainer(serving, serving.exchange.attach(asked, ids).session)
+        trainer = Trainer(serving, serving.service.attach(asked, ids).session)
         trainer.start()
         return trainer
 

@@ -70,12 +70,12 @@ def _is_ours(kind: type[Any]) -> bool:
 
 
 class Serving:
-    """An engine of both stores behind an exchange."""
+    """An engine of both stores behind a stream service."""
 
     def __init__(self, *paths: Any) -> None:
         self.stores = Stores([open_store(path) for path in paths], default_settings(24 << 20, 2, 2))
-        self.exchange = StreamService(self.stores)
-        self.exchange.deliver = self._deliver
+        self.service = StreamService(self.stores)
+        self.service.deliver = self._deliver
         self._came = threading.Condition()
         self._sent: set[int] = set()
 
@@ -93,13 +93,13 @@ class Serving:
         """A session that reads one batch and goes."""
         store = "hops" if plan in ("chunks", "rows") else "graph"
         request = Attach(token=0, request=1, store=store, plan=plan, **PLANS[plan])
-        session = self.exchange.attach(request, None).session
-        self.exchange.start(Start(session=session, run=1, epoch=0, step=0))
+        session = self.service.attach(request, None).session
+        self.service.start(Start(session=session, run=1, epoch=0, step=0))
         with self._came:
             assert self._came.wait_for(lambda: session in self._sent, WAIT_S)
             self._sent.remove(session)
-        self.exchange.release(Release(session=session, run=1, step=0, group=0))
-        self.exchange.detach(session)
+        self.service.release(Release(session=session, run=1, step=0, group=0))
+        self.service.detach(session)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     write_store(folder / "graph", graph, np.arange(NODES), offsets=(0, 100, 200, 300, NODES))
     write_hop_store(folder / "hops", {"train": make_hops(NODES, 4, {"sym": 1}, 1)})
     found = Serving(folder / "graph", folder / "hops")
-    with found.stores, found.exchange:
+    with found.stores, found.service:
         yield found
 
 
@@ -128,7 +128,7 @@ def test_one_that_is_refused_leaves_nothing(serving):
     with nothing_left(serving.idle):
         for _ in range(SESSIONS):
             with pytest.raises(Refused):
-                serving.exchange.attach(request, None)
+                serving.service.attach(request, None)
 
 
 def come_and_go(shell: Shell) -> None:

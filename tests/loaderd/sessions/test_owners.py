@@ -45,7 +45,7 @@ def epoch_of(store: Path, mem: int, whole: bool, **fields: Any) -> list[dict[str
         raw = serving.bytes_of(batch.structure)
         found.append({a.name: np.frombuffer(r, a.dtype) for a, r in zip(arrays, raw, strict=True)})
         trainer.release(step)
-    basis = " ".join(entry.basis for entry in serving.exchange.status()[0])
+    basis = " ".join(entry.basis for entry in serving.service.status()[0])
     assert ("0 of scratch" in basis.split(", ")) == whole  # not whole: sampled block by block
     trainer.detach()
     serving.close()

@@ -38,12 +38,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 class Daemon(Serving):
-    """Stores behind an exchange, whose sessions are named by number."""
+    """Stores behind a stream service, whose sessions are named by number."""
 
     def attach_to(self, store: str, **fields: Any) -> Attached:
         usual = {"num_neighbors": (5, 5), "batch_size": BATCH, "plan": "hyperbatch"}
         request = Attach(token=0, request=1, store=store, **(usual | fields))
-        return self.exchange.attach(request, None)
+        return self.service.attach(request, None)
 
     def take(self, session: int, step: int, run: int = 1) -> int:
         """Seeds of a batch, which is released."""
@@ -57,24 +57,24 @@ class Daemon(Serving):
     def epoch(self, store: str) -> int:
         """A session that takes an epoch; returns the most bytes it held."""
         session = self.attach_to(store).session
-        self.exchange.start(Start(session=session, run=1, epoch=0, step=0))
+        self.service.start(Start(session=session, run=1, epoch=0, step=0))
         assert sum(self.take(session, step) for step in range(STEPS)) == NODES
-        held = max(s.held_bytes for s in self.exchange.status()[1])
-        self.exchange.detach(session)
+        held = max(s.held_bytes for s in self.service.status()[1])
+        self.service.detach(session)
         return held
 
     def names(self) -> dict[str, bool]:
         """Stores, and whether they are retired."""
-        return {s.name: s.retired for s in self.exchange.stores()}
+        return {s.name: s.retired for s in self.service.stores()}
 
 
 def test_sessions_choose_a_store_by_its_name(folders):
     with Daemon(folders[:2], 24 << 20) as daemon:
-        prints = {s.name: s.fingerprint for s in daemon.exchange.stores()}
+        prints = {s.name: s.fingerprint for s in daemon.service.stores()}
         for name in "ab":
             attached = daemon.attach_to(name)
             assert attached.resolved.fingerprint == prints[name]
-        (first, second) = daemon.exchange.status()[1]
+        (first, second) = daemon.service.status()[1]
         assert (first.store, second.store) == ("a", "b")
         for name, said in (("", "no store was named"), ("z", "store 'z' is not served")):
             with pytest.raises(Refused, match=f"{said}: expected one of a, b"):
@@ -96,26 +96,26 @@ def test_a_reload_leaves_sessions_at_work_undisturbed(folders, tmp_path):
     changed = make_store(tmp_path / "b", 7)
     with Daemon(folders[:2], 24 << 20, reserve=4 << 20) as daemon:
         session = daemon.attach_to("b").session
-        daemon.exchange.start(Start(session=session, run=1, epoch=0, step=0))
+        daemon.service.start(Start(session=session, run=1, epoch=0, step=0))
         assert daemon.take(session, 0) == BATCH
         daemon.paths = [folders[0], changed, folders[2]]
-        said = daemon.exchange.reload()
+        said = daemon.service.reload()
         assert [line.partition(":")[0] for line in said] == ["b", "c"]
-        assert daemon.exchange.reload() == []
+        assert daemon.service.reload() == []
         for name in "abc":
             daemon.epoch(name)
         for step in range(1, STEPS):
             daemon.take(session, step)
-        listed = [(s.name, s.retired) for s in daemon.exchange.stores()]
+        listed = [(s.name, s.retired) for s in daemon.service.stores()]
         assert sorted(listed) == [("a", False), ("b", False), ("b", True), ("c", False)]
-        daemon.exchange.detach(session)
+        daemon.service.detach(session)
         end = time.monotonic() + WAIT_S
         while daemon.stores.retired:
             assert time.monotonic() < end
         owned = sum(e.broker.num_slots for e in daemon.stores.all())
         assert owned == daemon.stores.arena.num_slots
         daemon.paths = [folders[0]]
-        assert daemon.exchange.reload() == ["b: dropped", "c: dropped"]
+        assert daemon.service.reload() == ["b: dropped", "c: dropped"]
         assert daemon.epoch("") > 0
 
 
@@ -125,7 +125,7 @@ def test_a_reload_takes_tables_out_of_free_slots_if_nothing_is_set_aside(folders
         arena, most = daemon.stores.arena, 0
         for paths in ([folders[0], changed], [folders[0], folders[1], folders[2]], folders[:2]):
             daemon.paths = paths
-            assert daemon.exchange.reload()
+            assert daemon.service.reload()
             for name in daemon.stores.engines:
                 daemon.epoch(name)
             for engine, run in dict(daemon.stores._tables).items():  # one may end meanwhile
@@ -135,10 +135,10 @@ def test_a_reload_takes_tables_out_of_free_slots_if_nothing_is_set_aside(folders
             owned = sum(e.broker.num_slots for e in daemon.stores.all())
             assert owned + tables == arena.num_slots
             most = max(most, tables)
-            assert sum(e.num_bytes for e in daemon.exchange.status()[0]) <= 24 << 20
+            assert sum(e.num_bytes for e in daemon.service.status()[0]) <= 24 << 20
         assert most
         daemon.paths = folders[:1]
-        daemon.exchange.reload()
+        daemon.service.reload()
         assert sum(e.broker.num_slots for e in daemon.stores.all()) == arena.num_slots
 
 
@@ -147,7 +147,7 @@ def test_a_reload_that_cannot_be_changes_nothing(folders, tmp_path):
         taken = {e: e.broker.take(e.broker.available() - 1) for e in daemon.stores.all()}
         daemon.paths = [folders[0], folders[2]]
         with pytest.raises(Refused, match=r"c: its tables take .* serve with --reserve"):
-            daemon.exchange.reload()
+            daemon.service.reload()
         for engine, slots in taken.items():
             engine.broker.give(slots)
         for paths, said in (
@@ -156,8 +156,8 @@ def test_a_reload_that_cannot_be_changes_nothing(folders, tmp_path):
         ):
             daemon.paths = paths
             with pytest.raises(Exception, match=said):
-                daemon.exchange.reload()
-            assert daemon.exchange.reload_error
+                daemon.service.reload()
+            assert daemon.service.reload_error
             assert daemon.names() == {"a": False, "b": False}
             assert daemon.epoch("a") > 0
 
@@ -168,7 +168,7 @@ def test_a_store_that_nobody_uses_is_closed_although_no_session_ends(folders):
         broker = daemon.stores.find("b").broker
         held = broker.take(1)
         daemon.paths = folders[:1]
-        assert daemon.exchange.reload() == ["b: dropped"]
+        assert daemon.service.reload() == ["b: dropped"]
         assert daemon.stores.retired
         broker.give(held)
         end = time.monotonic() + WAIT_S
@@ -176,47 +176,47 @@ def test_a_store_that_nobody_uses_is_closed_although_no_session_ends(folders):
             assert time.monotonic() < end
 
 
-def test_a_reload_leaves_what_sessions_without_a_line_need(folders):
+def test_a_reload_leaves_what_sessions_without_a_stream_need(folders):
     """A session that rests between two epochs; it would wait for ever when it begins."""
     with Daemon(folders[:1], 24 << 20, reserve=4 << 20) as daemon:
-        exchange, broker = daemon.exchange, daemon.stores.find("a").broker
+        service, broker = daemon.service, daemon.stores.find("a").broker
         session = daemon.attach_to("a").session
-        with exchange._registry.lock:
-            (stream,) = exchange._registry.streams
-        assert exchange._registry.unserved() == 0
-        exchange._opener._end(stream)
+        with service._registry.lock:
+            (stream,) = service._registry.streams
+        assert service._registry.unserved() == 0
+        service._opener._end(stream)
         daemon.stores.find("a").wait_ended(WAIT_S)
-        needed = exchange._registry.unserved()
+        needed = service._registry.unserved()
         taken = broker.take(broker.free() - needed - 1)
         daemon.paths = folders[:2]
         with pytest.raises(Refused, match=f"sessions without any need {needed}: try again later"):
-            exchange.reload()
+            service.reload()
         assert daemon.names() == {"a": False}
-        exchange.start(Start(session=session, run=1, epoch=0, step=0))
+        service.start(Start(session=session, run=1, epoch=0, step=0))
         assert sum(daemon.take(session, step) for step in range(STEPS)) == NODES
         broker.give(taken)
-        assert exchange.reload()
-        exchange.detach(session)
+        assert service.reload()
+        service.detach(session)
 
 
 def test_a_reload_takes_nothing_that_a_session_waits_for(folders):
     """One that was cut down, or fell behind: it would wait for ever."""
     with Daemon(folders[:1], 24 << 20, reserve=4 << 20) as daemon:
-        exchange, session = daemon.exchange, daemon.attach_to("a").session
-        with exchange._registry.lock:
-            cursor, _ = exchange._registry.sessions[session]
+        service, session = daemon.service, daemon.attach_to("a").session
+        with service._registry.lock:
+            cursor, _ = service._registry.sessions[session]
             cursor.waits = True
         daemon.paths = folders[:2]
         with pytest.raises(Refused, match="1 sessions wait for memory that another store would"):
-            exchange.reload()
+            service.reload()
         assert daemon.names() == {"a": False}
         daemon.paths = folders[:1]
-        assert exchange.reload() == []  # which opens none
-        with exchange._registry.lock:
+        assert service.reload() == []  # which opens none
+        with service._registry.lock:
             cursor.waits = False
         daemon.paths = folders[:2]
-        assert exchange.reload()
-        exchange.detach(session)
+        assert service.reload()
+        service.detach(session)
 
 
 def test_a_daemon_of_two_stores_is_reloaded_by_its_owner(folders, tmp_path):
@@ -256,7 +256,7 @@ def test_what_is_set_aside_is_there_again_when_a_store_has_gone(tmp_path):
     with Daemon(paths[:1], 24 << 20, reserve=reserve) as daemon:
         for turn in range(1, 7):
             daemon.paths = [paths[turn % 3]]
-            assert len(daemon.exchange.reload()) == 1
+            assert len(daemon.service.reload()) == 1
             assert daemon.names() == {"a": False}
             left = sum(e.num_bytes for e in daemon.stores.reserve_entries())
             assert left == reserve + tables[0] - tables[turn % 3]

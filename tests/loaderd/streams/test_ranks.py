@@ -31,12 +31,12 @@ def attach(serving: Serving, rank: int, plan: str, world: int = WORLD) -> Traine
 
 
 def steps_of(serving: Serving) -> int:
-    _, sessions, _ = serving.exchange.status()
+    _, sessions, _ = serving.service.status()
     return sessions[0].num_steps
 
 
 def streams_of(serving: Serving) -> int:
-    return serving.exchange.status()[2]["streams"]
+    return serving.service.status()[2]["streams"]
 
 
 def alone(store: Path, rank: int, plan: str, mem: int) -> tuple[list[list[bytes]], int]:
@@ -170,7 +170,7 @@ def test_a_rank_that_stops_holds_up_the_next_epoch_for_a_while_only(store, monke
     quick.start(1)
     for step in range(steps):
         quick.consume(step)
-    assert serving.exchange.status()[2]["sessions_left_behind"] == 1
+    assert serving.service.status()[2]["sessions_left_behind"] == 1
     stopped.release(behind)
     for step in range(behind + 1, steps):
         stopped.consume(step)
@@ -248,7 +248,7 @@ def test_ranks_wait_for_one_that_takes_long_for_a_step(store, monkeypatch):
     for _ in range(5):
         looks.get(timeout=10)
     assert streams_of(serving) == 1
-    assert serving.exchange.status()[2]["sessions_left_behind"] == 0
+    assert serving.service.status()[2]["sessions_left_behind"] == 0
     slow.release(0)
     for step in range(1, steps_of(serving)):
         slow.consume(step)

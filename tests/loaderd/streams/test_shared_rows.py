@@ -49,7 +49,7 @@ def alone(store: Path) -> tuple[list[list[list[bytes]]], int]:
         serving = Serving(store, MEM)
         trainer = attach(serving, seed)
         found += read([trainer])
-        rows.append(serving.exchange.status()[2]["hyper_rows_read"])
+        rows.append(serving.service.status()[2]["hyper_rows_read"])
         trainer.detach()
         serving.close()
     return found, rows[0]
@@ -68,7 +68,7 @@ def test_two_seeds_read_what_stays_once(store, alone):
     first, second = staying(serving)
     assert first == second > 1000
     # each alone with half of the memory: 2.3 times as many
-    assert serving.exchange.status()[2]["hyper_rows_read"] < 1.9 * rows
+    assert serving.service.status()[2]["hyper_rows_read"] < 1.9 * rows
     for trainer in trainers:
         trainer.detach()
     serving.close()  # all is given back
@@ -100,7 +100,7 @@ def test_who_keeps_a_batch_does_not_hold_up_those_who_do_not(store, monkeypatch)
     quick.start()
     assert slow.take(0) is not None
     quick.consume(0)
-    ticks, opener, told = Ticks(serving), serving.exchange._opener, list[tuple[str, float]]()
+    ticks, opener, told = Ticks(serving), serving.service._opener, list[tuple[str, float]]()
     replace, go_on = opener._replace, opener._go_on
     monkeypatch.setattr(
         opener, "_replace", lambda *a: (told.append(("replaced", ticks.now)), replace(*a))

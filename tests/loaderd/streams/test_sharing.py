@@ -64,7 +64,7 @@ def test_eight_trainers_of_one_plan_read_as_much_as_one(store, plan):
         for step in range(STEPS):
             for trainer in trainers:
                 assert trainer.consume(step) == expected[epoch * STEPS + step]
-    assert serving.exchange.status()[2]["streams"] == 1
+    assert serving.service.status()[2]["streams"] == 1
     assert serving.engine.reader.bytes_read <= 1.1 * read
     for trainer in trainers:
         trainer.detach()
@@ -79,7 +79,7 @@ def test_those_who_join_leave_the_graph_its_memory(store, world, mem):
     trainers = [serving.attach("hyperbatch", window=2, **ranks[0])]
     slots = serving.engine.broker.graph_slots()
     trainers += [serving.attach("hyperbatch", window=2, **rank) for rank in ranks[1:]]
-    assert serving.exchange.status()[2]["streams"] == 1
+    assert serving.service.status()[2]["streams"] == 1
     assert serving.engine.broker.graph_slots() == slots
     for trainer in trainers:
         trainer.detach()
@@ -95,7 +95,7 @@ def test_one_that_falls_behind_reads_on_its_own(store, plan):
     assert slow.consume(0) == expected[0]
     for step in range(STEPS):
         assert quick.consume(step) == expected[step]
-    assert serving.exchange.status()[2]["sessions_left_behind"] == 1
+    assert serving.service.status()[2]["sessions_left_behind"] == 1
     for step in range(1, STEPS):
         assert slow.consume(step) == expected[step]
     quick.detach()
@@ -139,7 +139,7 @@ def test_one_that_does_not_begin_is_waited_for_once(store, monkeypatch):
     serving.close()
 
 
-def test_lines_get_smaller_for_others_and_larger_again(store):
+def test_streams_get_smaller_for_others_and_larger_again(store):
     """Four plans in a budget for three: all are served, with a quarter each at most."""
     mem, seeds = 12 << 20, range(4)
     expected = [solo(store, mem, "hyperbatch", seed=seed)[0] for seed in seeds]
@@ -155,7 +155,7 @@ def test_lines_get_smaller_for_others_and_larger_again(store):
         trainers.append(serving.attach("hyperbatch", seed=seed))
         trainers[-1].start()
         threads[seed].start()
-    held = [status.held_bytes for status in serving.exchange.status()[1]]
+    held = [status.held_bytes for status in serving.service.status()[1]]
     assert max(held) <= mem // 4
     for thread in threads:
         thread.join()
@@ -164,7 +164,7 @@ def test_lines_get_smaller_for_others_and_larger_again(store):
         trainer.detach()
     trainers[0].start(epoch=0)
     assert [trainers[0].consume(step) for step in range(STEPS)] == expected[0]
-    assert serving.exchange.status()[1][0].held_bytes > min(held)
+    assert serving.service.status()[1][0].held_bytes > min(held)
     trainers[0].detach()
     serving.close()
 
@@ -183,9 +183,9 @@ def test_a_session_for_which_there_is_no_room_is_told_the_budget_that_would_do(s
 def test_a_stream_is_not_made_smaller_for_those_who_have_gone(store, monkeypatch):
     serving = Serving(store, 8 << 20)
     trainer = serving.attach("hyperbatch")
-    with serving.exchange._registry.lock:
-        (stream,) = serving.exchange._registry.streams
-    opener = serving.exchange._opener
+    with serving.service._registry.lock:
+        (stream,) = serving.service._registry.streams
+    opener = serving.service._opener
     take = opener._take
 
     def leave_first(*arguments):
@@ -197,8 +197,8 @@ def test_a_stream_is_not_made_smaller_for_those_who_have_gone(store, monkeypatch
     serving.close()
 
 
-def test_an_end_that_comes_as_a_line_starves_is_not_missed():
-    """The watching thread has seen that a stream starves, and then the exchange is closed."""
+def test_an_end_that_comes_as_a_stream_starves_is_not_missed():
+    """The watching thread has seen that a stream starves, and then the service is closed."""
 
     class Late(threading.Event):
         def clear(self) -> None:
@@ -214,7 +214,7 @@ def test_an_end_that_comes_as_a_line_starves_is_not_missed():
     assert not thread.is_alive()
 
 
-def test_those_who_have_stopped_with_all_of_a_line_hold_nobody_up(store):
+def test_those_who_have_stopped_with_all_of_a_stream_hold_nobody_up(store):
     serving = Serving(store, 8 << 20)
     try:
         stopped = serving.attach()
@@ -226,7 +226,7 @@ def test_those_who_have_stopped_with_all_of_a_line_hold_nobody_up(store):
         other.start(step=first - 1)
         for step in range(first - 1, STEPS):
             other.consume(step)
-        assert serving.exchange.status()[2]["sessions_left_behind"] >= 1
+        assert serving.service.status()[2]["sessions_left_behind"] >= 1
         other.detach()
         stopped.detach()
     finally:
@@ -239,7 +239,7 @@ def test_a_start_that_is_repeated_changes_nothing(store, plan):
     trainer = serving.attach(plan, window=2)
     trainer.start()
     found = [trainer.consume(0)]
-    serving.exchange.start(Start(session=trainer.session, run=trainer.run, epoch=0, step=0))
+    serving.service.start(Start(session=trainer.session, run=trainer.run, epoch=0, step=0))
     found += [trainer.consume(step) for step in range(1, 4)]
     assert found == expected[:4]
     assert (trainer.run, 0) not in serving.out[trainer.session]  # it was not sent again
@@ -253,9 +253,9 @@ def test_owners_share_a_stream_that_does_not_grow(store, plan):
     write_owners(open_store(store), f"thirds-{plan}", np.arange(NODES) % 3, 3, {})
     serving = Serving(store, 8 << 20)
     trainers = [serving.attach(plan, owners=f"thirds-{plan}")]
-    ledger = [entry.num_bytes for entry in serving.exchange.status()[0]]
+    ledger = [entry.num_bytes for entry in serving.service.status()[0]]
     trainers += [serving.attach(plan, owners=f"thirds-{plan}") for _ in range(3)]
-    found, _, counters = serving.exchange.status()
+    found, _, counters = serving.service.status()
     assert [entry.num_bytes for entry in found] == ledger
     assert counters["streams"] == 1
     for trainer in trainers:

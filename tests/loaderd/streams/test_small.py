@@ -27,7 +27,7 @@ TIGHT = 1 << 20  # one batch of these is leased at a time
 
 
 def streams(serving: Serving) -> int:
-    return int(serving.exchange.status()[2]["streams"])
+    return int(serving.service.status()[2]["streams"])
 
 
 @pytest.mark.usefixtures("nobody_falls_behind")
@@ -94,7 +94,7 @@ def consume_all(trainer: Trainer, steps: range, found: list[list[bytes]]) -> thr
     return thread
 
 
-def test_positions_apart_take_turns_where_one_line_has_room(store: Path, monkeypatch):
+def test_positions_apart_take_turns_where_one_stream_has_room(store: Path, monkeypatch):
     monkeypatch.setattr(opener, "TURN", 2)
     expected = solo(store, TIGHT, "minibatch", 2, STEPS, **LARGE)[0][:STEPS]
     serving = Serving(store, TIGHT)
@@ -121,7 +121,7 @@ def test_one_who_keeps_the_only_batch_leaves_when_it_goes_on(store: Path, monkey
     slow.start()
     assert slow.take(0) is not None
     assert quick.consume(0) == expected[0]
-    while not serving.exchange.status()[2]["sessions_left_behind"]:
+    while not serving.service.status()[2]["sessions_left_behind"]:
         pass
     slow.release(0)
     found: tuple[list[list[bytes]], list[list[bytes]]] = ([], [])
@@ -139,7 +139,7 @@ def test_one_who_keeps_the_only_batch_leaves_when_it_goes_on(store: Path, monkey
 def test_who_has_gone_on_between_two_looks_stays(store, monkeypatch):
     """Found waiting both times: it is the newest release that is waited after."""
     serving = Serving(store, TIGHT)
-    watch, since, now = serving.exchange._watch, {}, 0.0
+    watch, since, now = serving.service._watch, {}, 0.0
     watch.close()
     clock = SimpleNamespace(monotonic=lambda: now)
     quick, slow = serving.attach(**LARGE), serving.attach(**LARGE)
@@ -148,7 +148,7 @@ def test_who_has_gone_on_between_two_looks_stays(store, monkeypatch):
 
     def look() -> int:
         """Sessions that have left, after a look at the stream."""
-        registry, waits = serving.exchange._registry, False
+        registry, waits = serving.service._registry, False
         while not waits:
             with registry.lock:
                 (stream,) = registry.streams
@@ -172,15 +172,15 @@ def test_who_has_gone_on_between_two_looks_stays(store, monkeypatch):
     serving.close()
 
 
-def test_a_line_is_not_waited_for_where_nothing_moves(store: Path):
+def test_a_stream_is_not_waited_for_where_nothing_moves(store: Path):
     """It would be cut down; but its subscriber, which has had batches before, keeps one."""
     serving = Serving(store, 2 << 20)
     one = serving.attach("hyperbatch", **LARGE)
     one.start()
     one.consume(0)
     assert one.take(1) is not None
-    with one.serving.exchange._registry.lock:
-        meter = one.serving.exchange._registry.sessions[one.session][0].meter
+    with one.serving.service._registry.lock:
+        meter = one.serving.service._registry.sessions[one.session][0].meter
     meter.times = lambda: {"ready_ns": 0}
     ticks = Ticks(serving)
     with pytest.raises(Refused, match="serve with at least --mem"):
@@ -201,7 +201,7 @@ def wait_leased(trainer: Trainer, stream: Stream) -> None:
 
 def release_all(trainer: Trainer, stream: Stream) -> int:
     """Give back what is leased of a stream, which sends no more; returns the next step."""
-    with trainer.serving.exchange._registry.lock:
+    with trainer.serving.service._registry.lock:
         stream.closing = True
         steps = sorted(stream.cursors[trainer.session].held)
     for step in steps:
@@ -214,7 +214,7 @@ def test_a_stream_that_cannot_do_with_its_share_gets_back_what_it_had(store: Pat
     """Its sessions would else look for a stream, and take the one that this was ended for."""
     serving = Serving(store, 8 * TIGHT)
     trainer = serving.attach()
-    opener, registry = serving.exchange._opener, serving.exchange._registry
+    opener, registry = serving.service._opener, serving.service._registry
     with registry.lock:
         ((stream,),) = (list(group.streams) for group in registry.groups.values())
     trainer.start()
@@ -235,7 +235,7 @@ def test_a_session_that_lost_its_stream_has_no_other_one_cut_down(store: Path, m
     """Two sessions that need most of the arena would take it from each other for ever."""
     serving, cuts = Serving(store, 8 * TIGHT), list[bool]()
     trainer = serving.attach()
-    opener, registry = serving.exchange._opener, serving.exchange._registry
+    opener, registry = serving.service._opener, serving.service._registry
     open_stream = opener.open_stream
 
     def opened(key: StreamKey, order: StreamRequest, cut: bool = True) -> Stream:
@@ -257,32 +257,32 @@ def test_a_session_that_lost_its_stream_has_no_other_one_cut_down(store: Path, m
     serving.close()
 
 
-def test_lines_whose_seeds_are_not_kept_stay(store: Path, monkeypatch):
+def test_streams_whose_seeds_are_not_kept_stay(store: Path, monkeypatch):
     """They could not be opened again."""
     monkeypatch.setattr(service, "_KEPT", 1 << 20)
     serving = Serving(store, 2 << 20)
     seeds = np.arange(NODES)
     request = Attach(token=0, request=1, plan="hyperbatch", split="", num_neighbors=(5, 5), **LARGE)
-    own = Trainer(serving, serving.exchange.attach(request, seeds).session)
+    own = Trainer(serving, serving.service.attach(request, seeds).session)
     own.start()
-    with serving.exchange._registry.lock:
-        (stream,) = serving.exchange._registry.streams
+    with serving.service._registry.lock:
+        (stream,) = serving.service._registry.streams
     with pytest.raises(Refused, match="serve with at least --mem"):
         serving.attach("hyperbatch", **LARGE, seed=4)
-    with serving.exchange._registry.lock:
-        assert stream in serving.exchange._registry.streams
+    with serving.service._registry.lock:
+        assert stream in serving.service._registry.streams
     assert all(own.consume(step) for step in range(STEPS))
     own.detach()
     serving.close()
 
 
-def test_a_line_whose_seeds_are_not_kept_is_not_left_for_a_larger_one(store: Path, monkeypatch):
+def test_a_stream_whose_seeds_are_not_kept_is_not_left_for_a_larger_one(store: Path, monkeypatch):
     """It could not be opened: the session would wait for ever."""
     monkeypatch.setattr(service, "_KEPT", 1 << 20)
     serving = Serving(store, 8 << 20)
     other = serving.attach(seed=9)
     request = Attach(token=0, request=1, plan="minibatch", split="", num_neighbors=(5, 5), **LARGE)
-    own = Trainer(serving, serving.exchange.attach(request, np.arange(NODES)).session)
+    own = Trainer(serving, serving.service.attach(request, np.arange(NODES)).session)
     other.detach()
     own.start()
     assert all(own.consume(step) for step in range(STEPS))

@@ -52,7 +52,7 @@ def alone(store):
 
 def begin(trainer: Trainer, epoch: int, step: int, stride: int) -> None:
     trainer.run += 1
-    trainer.serving.exchange.start(
+    trainer.serving.service.start(
         Start(session=trainer.session, run=trainer.run, epoch=epoch, step=step, stride=stride)
     )
 
@@ -114,7 +114,7 @@ def test_batches_are_the_same_whatever_ranks_do(store, alone, plan, mem, seed, m
 def test_a_rank_goes_on_when_one_dies_that_had_left_their_stream(store):
     """What that one held was all that the other waited for, which the stream cannot serve."""
     serving = Serving(store, ROOM)
-    registry = serving.exchange._registry
+    registry = serving.service._registry
     quick, stopped = (attach(serving, rank, "minibatch") for rank in range(2))
     quick.start(0)
     stopped.start(0)

@@ -42,7 +42,7 @@ def attach(serving: Serving, rank: int, world: int, **fields: object) -> Trainer
 
 
 def steps_of(serving: Serving, trainer: Trainer) -> int:
-    _, sessions, _ = serving.exchange.status()
+    _, sessions, _ = serving.service.status()
     return next(s.num_steps for s in sessions if s.session == trainer.session)
 
 
@@ -74,7 +74,7 @@ def alone(store):
                 epochs.append(epoch_of(trainer, range(steps)))
             # that of the next epoch, which is read ahead, may not be there yet
             end = time.monotonic() + WAIT_S
-            while serving.exchange.status()[2]["macro_loaded"] < 2 * PARTS + 1:
+            while serving.service.status()[2]["macro_loaded"] < 2 * PARTS + 1:
                 assert time.monotonic() < end
                 time.sleep(0.01)
             trainer.detach()
@@ -87,7 +87,7 @@ def alone(store):
 
 def num_memories(serving: Serving) -> int:
     """Macro-batches there is room for, as the ledger says."""
-    ledger, _, _ = serving.exchange.status()
+    ledger, _, _ = serving.service.status()
     found = [re.search(r"macro-batches: (\d+) x", e.basis) for e in ledger if is_session_entry(e)]
     (said,) = [match for match in found if match]
     return int(said[1])
@@ -133,7 +133,7 @@ def test_the_next_epoch_is_read_before_it_begins(store, least_mem):
     trainer.start()
     epoch_of(trainer, range(steps_of(serving, trainer)))
     end = time.monotonic() + WAIT_S
-    while serving.exchange.status()[2]["macro_loaded"] < PARTS + 1:
+    while serving.service.status()[2]["macro_loaded"] < PARTS + 1:
         assert time.monotonic() < end
         time.sleep(0.01)
     trainer.detach()
