@@ -80,11 +80,11 @@ class StreamOpener:
         It serves `order.epoch`, and maybe not every other one.
         Raises Refused, StoreError.  `opening` is held.
         """
-        share, broker, stubborn = self._registry.fair_share(1), order.engine.broker, set[Stream]()
+        share, broker, unreleased = self._registry.fair_share(1), order.engine.broker, set[Stream]()
         order = order._replace(alike=1 + self._count_kinds()[order.kind])
         self._stores.gather(order.engine, share, self._registry.is_busy)
         if cut and share and broker.available() < share:
-            stubborn = self._share_out(order, share)
+            unreleased = self._share_out(order, share)
             self._stores.gather(order.engine, share, self._registry.is_busy)
         # a share may be less than the session needs at least: then all that can be had is tried
         try:
@@ -93,7 +93,7 @@ class StreamOpener:
             if share == 0:
                 raise
         if cut:
-            self._share_out(order, share, True, stubborn)
+            self._share_out(order, share, True, unreleased)
         self._stores.gather(order.engine, self._arena.num_slots, self._registry.is_busy)
         return self._take(key, order, 0)  # it may need more than its share
 
@@ -158,9 +158,9 @@ class StreamOpener:
             while ended:
                 self._replace(ended.pop(0), share)
 
-        stubborn = self._drain(list(large), end, replace)
+        unreleased = self._drain(list(large), end, replace)
         replace()
-        return stubborn
+        return unreleased
 
     def _count_kinds(self) -> Counter[Hashable]:
         with self._registry.lock:
@@ -178,7 +178,7 @@ class StreamOpener:
 
         Returns those whose batches were not released in time: they go on.
         """
-        left, stubborn = {stream: self._deadline(stream) for stream in streams}, set()
+        left, unreleased = {stream: self._deadline(stream) for stream in streams}, set()
         last = self._clock()
         while left:
             now = self._clock()
@@ -188,7 +188,7 @@ class StreamOpener:
                     ended = idle or self.executor.closed or deadline.is_over(stream, now)
                     if ended and not idle:
                         self._go_on(stream)
-                        stubborn.add(stream)
+                        unreleased.add(stream)
                 if ended:
                     del left[stream]
                 if idle:
@@ -198,7 +198,7 @@ class StreamOpener:
                 meanwhile()
             if left:
                 self._pause(_LOOK_S)
-        return stubborn
+        return unreleased
 
     def _deadline(self, stream: Stream) -> DrainDeadline:
         """As long as a release usually takes the slowest of those who hold any."""
