@@ -40,16 +40,10 @@ class Disk:
 class Disks(Closing):
     """All of them.  Each takes its share of the bytes, so the slowest decides for all."""
 
-    def __init__(
-        self,
-        folders: Sequence[str],
-        threads: int,
-        direct: bool,
-        window_bytes: int = _WINDOW_BYTES,
-    ) -> None:
+    def __init__(self, folders: Sequence[str], threads: int, direct: bool) -> None:
         """`threads`: that read each, by io_uring where `direct`."""
         self.all = [Disk(folder, threads) for folder in folders]
-        self._direct, self._window_bytes = direct, window_bytes
+        self._direct = direct
         self._lock = concurrency.Lock()
 
     def close(self) -> None:
@@ -102,7 +96,7 @@ class Disks(Closing):
             disk.bytes_read += num_bytes
             disk.reads += reads
             disk.errors += error is not None
-            if sum(d.bytes_read - d.before[0] for d in self.all) >= self._window_bytes:
+            if sum(d.bytes_read - d.before[0] for d in self.all) >= _WINDOW_BYTES:
                 self._compare()
         request.finish(error)
 
@@ -117,7 +111,7 @@ class Disks(Closing):
             num_bytes, ns = disk.bytes_read - disk.before[0], disk.active_ns - disk.before[1]
             disk.before = disk.bytes_read, disk.active_ns
             # of a disk that was asked for little nothing can be said
-            enough = 4 * len(self.all) * num_bytes >= self._window_bytes
+            enough = 4 * len(self.all) * num_bytes >= _WINDOW_BYTES
             costs.append(ns / num_bytes if enough else 0.0)
         for i, disk in enumerate(self.all):
             others = [c for j, c in enumerate(costs) if j != i and c]

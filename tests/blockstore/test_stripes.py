@@ -429,6 +429,7 @@ def test_a_disk_that_is_slower_than_the_others_is_named_once(
     """Three disks are read in turn, 64 KiB each; a window is four turns."""
     now = [0]
     monkeypatch.setattr(concurrency, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr("blockstore.io.disks._WINDOW_BYTES", 12 * 16 * PAGE_BYTES)
     some, none = np.array([[0, 0, 16, 0]], np.int64), np.empty((0, 4), np.int64)
 
     def turns(count: int, *costs: int) -> list[int]:
@@ -442,7 +443,7 @@ def test_a_disk_that_is_slower_than_the_others_is_named_once(
         return [three.counters()[f"disk:slow:/{name}"] for name in "abc"]
 
     with (
-        Disks(["/a", "/b", "/c"], 1, True, window_bytes=12 * 16 * PAGE_BYTES) as three,
+        Disks(["/a", "/b", "/c"], 1, True) as three,
         caplog.at_level(logging.WARNING),
     ):
         assert turns(12, 100, 140, 110) == [0, 0, 0]
