@@ -394,7 +394,10 @@ class BlockReader(Closing):
         verify: bool = True,
         rows: NDArray[Any] | None = None,
     ) -> None:
-        """Pieces of a file into memory, at most MOST_PIECES: from disk, or from other servers."""
+        """Pieces of a file into memory, at most MOST_PIECES: from disk, or from other servers.
+
+        What is on this machine is read by this thread, or by those of its disks.
+        """
         file = self.files[number]
         if file.holes is not None:
             pieces, away = split_pieces(pieces, file.geometry, file.holes)
@@ -403,18 +406,7 @@ class BlockReader(Closing):
                     file.holes.check(0, file.geometry.num_blocks, file.path)
                 else:
                     bring(self._source, file, away, memory, rows)
-        self._read_here(number, pieces, memory, queue, verify)
-
-    def _read_here(
-        self,
-        number: int,
-        pieces: NDArray[np.int64],
-        memory: NDArray[np.uint8],
-        queue: ReadQueue,
-        verify: bool = True,
-    ) -> None:
-        """Pieces that are on this machine: by this thread, or by those of their disks."""
-        file, places = self.files[number], self._places[number]
+        places = self._places[number]
         if file.deal is None or self.disks is None:
             for i in range(0, len(pieces), MOST_PIECES):
                 part = pieces[i : i + MOST_PIECES]
