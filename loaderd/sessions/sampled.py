@@ -186,7 +186,8 @@ class SampledSession:
 
     def start(self, run: int, consumer: Consumer) -> None:
         with self._lock:
-            self._check_open()
+            if self._closed:
+                raise SessionLost(f"session {self.number} is not open")
             self._consumer = consumer
             self._recycle_all(self._state.begin(run))
             self._attempt(self._begin)
@@ -196,10 +197,6 @@ class SampledSession:
         with self._lock:
             if not self._closed:
                 self._pump()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise SessionLost(f"session {self.number} is not open")
 
     def release(self, release: Release) -> None:
         with self._lock:
