@@ -190,10 +190,17 @@ class DaemonProcess:
             time.sleep(0.05)
         raise SystemExit(f"{self.endpoint}: found {found} after {SETTLE_S:g} s, expected {what}")
 
-    def has_compiled(self, _reply: StatusReply) -> bool:
-        """Whether no child compiles for it, by pipes that it would have open."""
-        text = self.log.read_text(errors="replace")
-        return text.count("compiling kernels ") == text.count("kernels compiled ")
+    def note_before(self) -> None:
+        """Note what it holds before any session, while no child compiles for it: that has pipes."""
+        looks = [-1]  # kernels were compiled so often, -1: some are being compiled
+
+        def compiles_none(_reply: StatusReply) -> bool:
+            text = self.log.read_text(errors="replace")
+            begun, ended = text.count("compiling kernels "), text.count("kernels compiled ")
+            looks.append(ended if begun == ended else -1)
+            return looks[-2] == looks[-1] >= 0  # nor between both looks, when it replied
+
+        self.before = self.held(self.status(compiles_none, "compiled kernels"))
 
     def held(self, reply: StatusReply) -> HeldResources:
         """What it holds; connections to peers stay, so descriptors are not compared then."""
@@ -378,7 +385,7 @@ def scene(
             for daemon in daemons:
                 stack.callback(daemon.kill)
             for daemon in daemons:
-                daemon.before = daemon.held(daemon.status(daemon.has_compiled, "compiled kernels"))
+                daemon.note_before()
             names = ["daemon", *(f"daemon {i}" for i in range(1, len(daemons)))]
             made = Scene(folder, store, dict(zip(names, daemons, strict=True)))
             stack.callback(made.close)
