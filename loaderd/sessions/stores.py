@@ -1,6 +1,6 @@
 """The stores that one daemon serves: opened, found by name, opened again, dropped."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from blockstore.closing import Closing
 from blockstore.io.elsewhere import RemoteRows
@@ -156,8 +156,7 @@ class Stores(Closing):
     def _is_served(self, name: str, store: Store) -> bool:
         known = self.engines.get(name)
         return known is not None and (
-            known.store.manifest.fingerprint == store.manifest.fingerprint
-            and known.store.path == store.path
+            known.store.path == store.path
             and known.store.manifest == store.manifest
             and known.store.part == store.part
         )
@@ -175,7 +174,7 @@ class Stores(Closing):
 
         Raises Refused: there are none.
         """
-        tables = _table_bytes([store])
+        tables = _table_bytes(store)
         if tables <= self._reserve:
             return range(0)
         count = -(-table_bytes(store.manifest) // self.arena.slot_bytes)
@@ -212,7 +211,7 @@ class Stores(Closing):
             self.all()[0].broker.accept([*slots, *run], 0)
             raise
         self._tables[engine] = run
-        self._reserve -= 0 if run else _table_bytes([store])
+        self._reserve -= 0 if run else _table_bytes(store)
         return engine
 
     def _check_left(self, store: Store, least: int, needed: int) -> None:
@@ -239,7 +238,7 @@ class Stores(Closing):
         heir = next(e for e in self.all() if e is not engine)
         slots, run = engine.broker.retire(), self._tables.pop(engine, range(0))
         engine.close()
-        self._reserve += 0 if run else _table_bytes([engine.store])
+        self._reserve += 0 if run else _table_bytes(engine.store)
         heir.broker.accept([*slots, *run], 0)
 
 
@@ -257,5 +256,5 @@ def check_names(stores: Sequence[Store]) -> None:
             )
 
 
-def _table_bytes(stores: Iterable[Store]) -> int:
-    return sum(e.num_bytes for store in stores for e in table_entries(store.manifest))
+def _table_bytes(store: Store) -> int:
+    return sum(e.num_bytes for e in table_entries(store.manifest))
