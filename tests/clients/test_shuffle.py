@@ -51,7 +51,8 @@ def check(ranks: Pool, case: Case, tolerance: float) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(kind, name) for kind in LAYERS for name in ("two", "four", "two shares")]
+    [(kind, name) for kind in LAYERS for name in ("two", "two shares")]
+    + [pytest.param(kind, "four", marks=pytest.mark.long) for kind in LAYERS]
     + [("gcn", "one without anything"), ("gat", "all with one"), ("sage", "eight")],
 )
 def test_a_step_of_all_ranks_is_that_of_one_process(ranks, kind, name):

@@ -161,6 +161,7 @@ def test_placements_share_seeds_edges_and_rows_as_they_say(folder):
     assert merged[-1]["edges"] == parallel["edges"]
 
 
+@pytest.mark.long
 def test_rows_of_a_peer_and_a_plain_copy(folder):
     given = peers.PeersOptions(folder, nodes=40_000, features=32, degree=2)
     (plan,) = peers.peers(given)

@@ -104,7 +104,8 @@ def store(graph: Any, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("kind", "suffix", "name"),
     [
-        ("sage", "npy", "sparse"), ("gat", "parquet", "graph"),
+        ("sage", "npy", "sparse"),
+        pytest.param("gat", "parquet", "graph", marks=pytest.mark.long),
         pytest.param("sage", "npy", "full", marks=pytest.mark.long),
     ],
 )  # fmt: skip

@@ -81,7 +81,7 @@ def same(found: Any, value: Any) -> None:
         assert found == value or (found != found and value != value)
 
 
-@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("zipped", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_torch_is_loaded_by_another_process(tmp_path: Path, zipped: bool):
     path = tmp_path / "file with ä space.pt"
     tensor = torch.arange(6, dtype=torch.int32).reshape(2, 3).T

@@ -101,7 +101,7 @@ def with_least(old: Path, new: Path, **more: Any) -> IngestResult:
             IngestOptions(edge_ids=True, duplicates="drop", self_loops="drop", dtype="bfloat16"),
             marks=pytest.mark.long,
         ),
-        IngestOptions(dtype="int8", ids="uint64"),
+        pytest.param(IngestOptions(dtype="int8", ids="uint64"), marks=pytest.mark.long),
         pytest.param(IngestOptions(undirected=True, dtype="float16"), marks=pytest.mark.long),
     ],
     ids=["ids", "dropped", "int8", "reverses"],
