@@ -248,9 +248,8 @@ class NodeIds:
             )
         self._counts.clear()
         counts = preparation.record(
-            "count edges", lambda: {str(i): self.num_edges(i) for i in range(len(self._edges))},
-            lambda _: (),
-        )  # fmt: skip
+            "count edges", lambda: {str(i): self.num_edges(i) for i in range(len(self._edges))}, ()
+        )
         self._counts = {int(number): count for number, count in counts.items()}
 
     def kind(self, node_type: str) -> str:

@@ -25,6 +25,7 @@ from blockstore.flags import flag
 from blockstore.kernels.random import make_key, permute_range
 from preprocess.errors import BadInput
 from preprocess.files.npy import NpyWriter
+from preprocess.ingest.contents import SPLITS
 from preprocess.kernels.planted import make_pairs
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import Cost, PipelineRun, RunPlan, Stage, resumable
@@ -35,7 +36,6 @@ _CHUNK_ITEMS = 1 << 21  # of features; with the seed it decides them
 _IDS = 1 << 20
 _PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
 _EDGES_KEY, _IDS_KEY, _SPLITS_KEY = range(3)
-SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True, slots=True)

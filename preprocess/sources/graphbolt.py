@@ -118,7 +118,7 @@ class GraphBoltSource(Source):
         """Count the edges in text, put labels into one array, tell pairs from negative pairs."""
         texts = [e for e in self._edges.values() if isinstance(e, TextEdges)]
         counts = preparation.record(
-            "count edges", lambda: {"edges": [e.num_edges for e in texts]}, lambda _: ()
+            "count edges", lambda: {"edges": [e.num_edges for e in texts]}, ()
         )
         for edges, count in zip(texts, counts["edges"], strict=True):
             edges.num_edges = count
@@ -129,7 +129,7 @@ class GraphBoltSource(Source):
             preparation.record(
                 f"labels of {name}",
                 partial(write_listed, lists, rows, window, name),
-                partial(_only, rows.made.name),
+                [rows.made.name],
             )
         for number, ends in enumerate(self._edges):
             for seeds in self._seeds.get(ends, []):
@@ -261,7 +261,7 @@ class GraphBoltSource(Source):
         counts = preparation.record(
             f"pairs of {number} {seeds.split}",
             partial(_write_pairs, seeds, paths),
-            lambda _: [path.name for path in paths],
+            [path.name for path in paths],
         )
         for name, path, count in zip(names, paths, counts["pairs"], strict=True):
             where = f"{seeds.ids.form.where}: {name}"
@@ -324,7 +324,3 @@ def write_listed(
 
 def _place(path: Path, _: int, row: int) -> str:
     return f"{path}[{row}]"
-
-
-def _only(file: str, _: Facts) -> list[str]:
-    return [file]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, Any, TypeVar
+from typing import IO, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -37,8 +37,6 @@ _MOST_START = 1 << 10  # bytes that a list may begin with
 
 Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
-_Value = TypeVar("_Value")
-
 
 class GraphSaintSource(Source):
     """A `Source` that is `Preparable`: JSON becomes arrays, a window of the nodes at a time."""
@@ -64,7 +62,7 @@ class GraphSaintSource(Source):
         """Labels and splits as arrays: passes over the JSON, memory a share of what there is."""
         self._label.made = preparation.folder / "labels"
         window = max(_MIN_WINDOW, preparation.mem_bytes // 8 // self._label.form.row_bytes)
-        preparation.record("labels", partial(self._write_labels, window), lambda _: ["labels"])
+        preparation.record("labels", partial(self._write_labels, window), ["labels"])
         counts = preparation.record(
             "splits", partial(self._write_splits, preparation.folder), lambda facts: facts
         )

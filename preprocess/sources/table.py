@@ -18,6 +18,7 @@ import msgspec
 
 from preprocess.errors import BadInput
 from preprocess.files.tables import Table, is_table
+from preprocess.ingest.contents import SPLITS
 from preprocess.sources.columns import Columns, EdgeTables, NodeTables, Splits, TableSequence
 from preprocess.sources.plain_names import typed_file
 from preprocess.sources.sourcefiles import read_description
@@ -26,7 +27,6 @@ from preprocess.sources.tabular import TabularSource
 _NAMES = ("schema.json", "schema.yaml", "schema.yml")
 _SUFFIXES = (".json", ".yaml", ".yml")
 _OTHERS = ("meta", "metadata")  # descriptions of DGL's layouts
-_SPLITS = ("train", "valid", "test")
 _PATTERN = "*?["
 META = "meta.yaml"
 _TYPE, _RELATION = "_V", ("_V", "_E", "_V")  # where meta.yaml names none
@@ -189,12 +189,10 @@ def _label(where: str, rows: _Rows) -> Columns | None:
 
 
 def _splits(where: str, rows: _Rows) -> Splits:
-    unknown = [name for name in rows.mask_cols if name not in _SPLITS]
+    unknown = [name for name in rows.mask_cols if name not in SPLITS]
     if unknown or (rows.split_col and rows.mask_cols):
         found = f"mask_cols of {unknown[0]!r}" if unknown else "split_col and mask_cols"
-        raise BadInput.at(
-            where, found, f"split_col, or mask_cols of {', '.join(_SPLITS)}", "choose"
-        )
+        raise BadInput.at(where, found, f"split_col, or mask_cols of {', '.join(SPLITS)}", "choose")
     return Splits(rows.split_col, tuple(rows.mask_cols.items()))
 
 
