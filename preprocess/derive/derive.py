@@ -32,7 +32,7 @@ from preprocess.errors import BadInput
 from preprocess.files.ahead import read_ahead
 from preprocess.files.array_file import ArrayFile, load_array, save_array
 from preprocess.files.buckets import passing_bytes
-from preprocess.files.store import Cut, cut_columns, floats_ahead, joined_columns, stored_edges
+from preprocess.files.store import cut_columns, floats_ahead, joined_columns, stored_edges
 from preprocess.ingest.contents import row_disk_bytes
 from preprocess.kernels import hops as kernels
 from preprocess.kernels.edges import Records, count_ids
@@ -268,7 +268,9 @@ class DeriveStages:
     def _cut(self, run: DeriveRun) -> None:
         plan = self.plan
         files = [run.path(f"x.{i}") for i in range(plan.num_slices)]
-        cut_columns(run.store, self._feature, Cut(files, plan.width), plan.scan_bytes, run.progress)
+        cut_columns(
+            run.store, self._feature, files, plan.width, plan.scan_bytes, run.progress
+        )  # fmt: skip
 
     def _rows(self, run: DeriveRun, number: int) -> Generator[NDArray[np.float32]]:
         """Rows of the origin in order: columns of a slice, or all of them."""

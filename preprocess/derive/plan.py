@@ -19,7 +19,7 @@ from blockstore.format import (
 )
 from blockstore.units import format_bytes
 from preprocess.errors import BadInput
-from preprocess.files.store import choose_feature, result_dtype
+from preprocess.files.store import SlicedPlan, choose_feature, result_dtype
 from preprocess.ingest.contents import as_path, row_disk_bytes
 from preprocess.ingest.options import FeatureDtype
 from preprocess.ingest.plan import (
@@ -95,7 +95,7 @@ class ResolvedDerivation(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DerivePlan:
+class DerivePlan(SlicedPlan):
     share: int  # bytes for sums, or sorting
     buffer: int  # of each of two buffers of the array being written
     scan_bytes: int  # of blocks of rows, read at a time
@@ -103,13 +103,7 @@ class DerivePlan:
     piece_rows: int  # rows on their way together, if it is not by blocks
     piece_edges: int
     sort_bytes: int  # for sorting edges
-    width: int  # columns whose sums are in memory together, of all targets
-    num_slices: int
     array_bytes: int  # on disk, for good
-
-    def columns(self, number: int, num_columns: int) -> int:
-        """Columns of a slice that are there."""
-        return min(self.width, num_columns - number * self.width)
 
 
 def resolve(manifest: Manifest, derivation: Derivation, where: str) -> ResolvedDerivation:

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,27 +144,35 @@ def result_dtype(feature: RowArray, asked: str | None) -> str:
     return asked or (feature.dtype if kept else "float32")
 
 
-class Cut(NamedTuple):
-    """Slices of the columns of an array, a file each; the last one is filled up with zeros."""
+@dataclass(frozen=True, slots=True)
+class SlicedPlan:
+    """Columns of an array that are worked on slice by slice, all rows of one at a time."""
 
-    files: list[Path]
-    width: int  # columns of a slice
+    width: int  # columns of a slice, as they are in memory: those that are not there are zeros
+    num_slices: int
+
+    def columns(self, number: int, num_columns: int) -> int:
+        """Columns of a slice that are there."""
+        return min(self.width, num_columns - number * self.width)
 
 
 def cut_columns(
     store: Store,
     array: RowArray,
-    cut: Cut,
+    files: list[Path],
+    width: int,
     scan_bytes: int,
     progress: Progress,
     check: Callable[[NDArray[np.float32], int], None] | None = None,
 ) -> None:
-    """Read the rows once and write them as float32, some columns to each file.
+    """Read the rows once and write them as float32, `width` columns to each file.
+
+    Rows of the last one are filled up with zeros.
 
     check   is called with some rows and the number of the first
     """
     done, total = 0, array.num_rows * array.row_bytes
-    for path in cut.files:
+    for path in files:
         path.unlink(missing_ok=True)
         path.touch()
     with (
@@ -173,9 +182,9 @@ def cut_columns(
         for rows in pieces:
             if check is not None:
                 check(rows, done)
-            for number, path in enumerate(cut.files):
-                some = rows[:, number * cut.width : (number + 1) * cut.width]
-                part = np.zeros((rows.shape[0], cut.width), np.float32)
+            for number, path in enumerate(files):
+                some = rows[:, number * width : (number + 1) * width]
+                part = np.zeros((rows.shape[0], width), np.float32)
                 part[:, : some.shape[1]] = some
                 with ArrayFile(path, np.float32) as file:
                     file.append(part)

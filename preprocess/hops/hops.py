@@ -25,7 +25,7 @@ from blockstore.store import numpy_dtype, open_store
 from blockstore.units import format_bytes
 from preprocess.errors import BadInput
 from preprocess.files.array_file import save_array
-from preprocess.files.store import Cut, cut_columns, joined_columns
+from preprocess.files.store import cut_columns, joined_columns
 from preprocess.hops.columns import (
     CARRIED,
     INTO,
@@ -251,7 +251,7 @@ class HopStages:
         scan = max(1, plan.piece_bytes * feature.row_bytes // (4 * feature.row_items))
         check = partial(self._check_finite, run.store.path)
         files = [run.path(name) for name in self._slices]
-        cut_columns(run.store, feature, Cut(files, plan.width), scan, run.progress, check)
+        cut_columns(run.store, feature, files, plan.width, scan, run.progress, check)
 
     def _check_finite(self, store: Path, rows: NDArray[np.float32], first: int) -> None:
         bounds = (float(rows.min(initial=0)), float(rows.max(initial=0)))

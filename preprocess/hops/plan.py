@@ -19,7 +19,7 @@ from blockstore.format import (
     side_arrays,
 )
 from preprocess.errors import BadInput
-from preprocess.files.store import choose_feature, result_dtype
+from preprocess.files.store import SlicedPlan, choose_feature, result_dtype
 from preprocess.ingest.contents import as_path, row_disk_bytes
 from preprocess.ingest.options import HopsRequest
 from preprocess.ingest.plan import interpreter_bytes, too_little_memory, with_interpreter
@@ -295,9 +295,7 @@ def _find_held(
 
 
 @dataclass(frozen=True, slots=True)
-class HopsPlan:
-    width: int  # columns of a slice, as they are in memory: those that are not there are zeros
-    num_slices: int
+class HopsPlan(SlicedPlan):
     arrays: int  # of one slice of all nodes, float32
     resident: bool  # the graph's blocks are read once, and held
     threads: int
@@ -308,10 +306,6 @@ class HopsPlan:
     num_products: int
     graph_reads: int  # for products; one more counts edges
     array_bytes: int  # on disk, for good
-
-    def columns(self, number: int, num_columns: int) -> int:
-        """Columns of a slice that are there."""
-        return min(self.width, num_columns - number * self.width)
 
 
 def plan_hops(
