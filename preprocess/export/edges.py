@@ -19,6 +19,7 @@ from blockstore.store import Store, numpy_dtype, read_rows, scan_rows
 from preprocess.files.array_file import ArrayFile
 from preprocess.files.npy import NpyWriter
 from preprocess.files.store import graph_blocks, stored_blocks, to_floats
+from preprocess.ingest.contents import place_dtype
 from preprocess.ingest.plan import too_little_memory
 from preprocess.kernels.edges import Records
 from preprocess.pipeline.stage import Cost, Facts, PipelineRun, Stage
@@ -31,7 +32,7 @@ from preprocess.stages.csc import (
     ready,
     sorted_columns,
 )
-from preprocess.stages.edge_places import EdgePlaces, Identified, Pieces, RowPart, rows_by_id
+from preprocess.stages.edge_places import EdgePlaces, Identified, Pieces, rows_by_id
 from preprocess.stages.rows import Emit
 
 SCAN_BYTES = 4 << 20
@@ -162,7 +163,7 @@ class EdgeExport:
         self.stem = names("edges", self._ends, "")
         self._has_ids = relation.edge_id_dtype is not None
         self._num_ids = relation.num_source_edges if self._has_ids else relation.num_edges
-        self._id_dtype = relation.edge_id_dtype or _place_dtype(relation.num_edges)
+        self._id_dtype = relation.edge_id_dtype or place_dtype(relation.num_edges)
         lists = any(not a.row_shape for a in relation.splits.values())
         rows = relation.has_weights or relation.has_times or bool(relation.features)
         self._wanted = rows or (lists and self._has_ids)  # ids of the edges, by those after them
@@ -227,14 +228,14 @@ class EdgeExport:
         """
         relation = self._relation
 
-        def identified() -> Iterator[Identified]:
+        def identified() -> Identified:
             with ArrayFile(run.path(_IDS), self._id_dtype) as ids:
                 for dst, src, edge_ids in self._records(run):
                     if self._wanted:
                         ids.append(edge_ids)
-                    yield Identified(edge_ids, (src, dst))
+                    yield edge_ids, (src, dst)
 
-        ends = [RowPart(run.ids(name).original.dtype) for name in (relation.src, relation.dst)]
+        ends = [(run.ids(name).original.dtype, 1) for name in (relation.src, relation.dst)]
         count, pieces = rows_by_id(
             identified(), self._num_ids, ends, relation.num_edges, run.share, run.folder,
             run.progress,
@@ -298,14 +299,14 @@ class EdgeExport:
         """In the order of the edges."""
         count = self._count(run)
 
-        def identified(ids: ArrayFile) -> Iterator[Identified]:
+        def identified(ids: ArrayFile) -> Identified:
             done = 0
             for piece in read(run.store):
-                yield Identified(ids.read(done, piece.shape[0]), (piece,))
+                yield ids.read(done, piece.shape[0]), (piece,)
                 done += piece.shape[0]
 
         def place(run: ExportRun, emit: Emit) -> None:
-            part = RowPart(numpy_dtype(array.dtype), array.row_items)
+            part = (numpy_dtype(array.dtype), array.row_items)
             with ArrayFile(run.path(_IDS), self._id_dtype) as ids:
                 found, ordered = rows_by_id(
                     identified(ids), self._num_ids, [part], array.num_rows, run.share, run.folder,
@@ -391,7 +392,3 @@ def _ends(columns: Iterator[WholeColumns], places: EdgePlaces | None) -> Pieces:
             places.append(c.edge_ids)
         yield 0, c.sources
         yield 1, np.repeat(np.arange(c.first, c.first + c.degrees.size), c.degrees)
-
-
-def _place_dtype(num_edges: int) -> str:
-    return "uint32" if num_edges < 2**32 - 1 else "uint64"

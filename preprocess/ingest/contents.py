@@ -96,7 +96,7 @@ class RelationContents:
     @property
     def place_dtype(self) -> str:
         """Of the places of edges in the order of the blocks."""
-        return "uint32" if self.most_edges < 2**32 - 1 else "uint64"
+        return place_dtype(self.most_edges)
 
     @property
     def layout(self) -> EdgeLayout:
@@ -323,6 +323,11 @@ def _relation_contents(
         splits=_splits(path, source.edge_splits(relation), options),
         reverse_of=source.reverse_of(relation),
     )
+
+
+def place_dtype(num_edges: int) -> str:
+    """Width of places of edges; the largest number means: nowhere."""
+    return "uint32" if num_edges < 2**32 - 1 else "uint64"
 
 
 def edge_id_dtype(num_edges: int, kept: bool) -> str | None:

@@ -8,7 +8,7 @@ ids, each put in order in memory: nothing is written at random.
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,31 +88,16 @@ def placed_rows(
             done += piece.shape[0]
 
 
-class Identified(NamedTuple):
-    """Rows of several parts, each with an id; valid until the next step."""
-
-    ids: NDArray[Any]  # (rows,)
-    parts: Sequence[NDArray[Any]]  # (rows,) or (rows, width)
-
-
-class RowPart(NamedTuple):
-    """What a row of a part is."""
-
-    dtype: np.dtype[Any]
-    width: int = 1
-
-    @property
-    def row_bytes(self) -> int:
-        return self.dtype.itemsize * self.width
-
-
+# (ids, of each part the rows (rows,) or (rows, width)); valid until the next step
+Identified = Iterator[tuple[NDArray[Any], Sequence[NDArray[Any]]]]
+RowParts = Sequence[tuple[np.dtype[Any], int]]  # dtype and width of each part
 Pieces = Iterator[tuple[int, NDArray[Any]]]
 
 
 def rows_by_id(
-    pieces: Iterator[Identified],
+    pieces: Identified,
     num_ids: int,
-    parts: Sequence[RowPart],
+    parts: RowParts,
     num_rows: int,
     share: int,
     work: Path,
@@ -126,14 +111,14 @@ def rows_by_id(
     Returns how many there are, and for each range of ids each part in turn: (its number, (rows,
     width)).  The generator must be begun.
     """
-    sizes = [p.row_bytes for p in parts]
+    sizes = [dtype.itemsize * width for dtype, width in parts]
     each = _LOCAL.itemsize + sum(sizes)
     in_memory = not passing_bytes(num_ids, each, share)
     room = share // 4 if in_memory else share // 2
     taken = 8 + sum(sizes) + 2 * max(sizes)  # of a bucket, while it is put in order
     per_bucket = max(1, min(room // taken, max(num_ids, 1), 2**32 - 1))
     bounds = np.minimum(np.arange(-(-num_ids // per_bucket) + 1) * per_bucket, num_ids)
-    kinds: list[tuple[Any, int]] = [(_LOCAL, 1), *((p.dtype, p.width) for p in parts)]
+    kinds = [(_LOCAL, 1), *parts]
     buckets = Buckets(work / "edges", np.diff(bounds), kinds, in_memory, share // 8)
     try:
         count = _fill(pieces, num_ids, num_rows, per_bucket, parts, buckets, progress)
@@ -144,11 +129,11 @@ def rows_by_id(
 
 
 def _fill(
-    pieces: Iterator[Identified],
+    pieces: Identified,
     num_ids: int,
     num_rows: int,
     per_bucket: int,
-    parts: Sequence[RowPart],
+    parts: RowParts,
     buckets: Buckets,
     progress: Progress,
 ) -> int:
@@ -159,7 +144,7 @@ def _fill(
             order = np.empty(listed.size, np.int64)
             group_places(ids[listed], per_bucket, starts, order)
             local = (ids % ids.dtype.type(per_bucket)).astype(_LOCAL)
-            rows = [v.astype(p.dtype, copy=False) for v, p in zip(values, parts, strict=True)]
+            rows = [v.astype(d, copy=False) for v, (d, _) in zip(values, parts, strict=True)]
             buckets.append_grouped(starts, [local, *rows], listed[order])
             kept += listed.size
             stage.advance(ids.size)
@@ -168,7 +153,7 @@ def _fill(
 
 
 def _ordered(
-    buckets: Buckets, sizes: list[int], parts: Sequence[RowPart], count: int, progress: Progress
+    buckets: Buckets, sizes: list[int], parts: RowParts, count: int, progress: Progress
 ) -> Pieces:
     with buckets, progress.stage("order edges", count, "edges") as stage:
         for b, size in enumerate(sizes):
@@ -176,8 +161,8 @@ def _ordered(
             present = np.zeros(size, np.bool_)
             present[places] = True
             whole = places.size == size
-            for number, part in enumerate(parts):
-                dense = np.empty((size, part.width), part.dtype)
-                dense[places] = buckets.take(b, number + 1).reshape(-1, part.width)
+            for number, (dtype, width) in enumerate(parts):
+                dense = np.empty((size, width), dtype)
+                dense[places] = buckets.take(b, number + 1).reshape(-1, width)
                 yield number, dense if whole else dense[present]
             stage.advance(places.size)

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from blockstore.format import RowArray
 from preprocess.errors import BadInput
 from preprocess.kernels.rows import densify, group_places
-from preprocess.stages.edge_places import Identified, RowPart, rows_by_id
+from preprocess.stages.edge_places import rows_by_id
 from preprocess.stages.rows import checked_features, convert, place_rows
 from tests.preprocess.naive import ArraySource
 from tests.preprocess.quiet import QUIET
@@ -130,10 +130,10 @@ def test_rows_come_back_by_id(tmp_path_factory, num_ids, share, seed):
     numbers, rows = rng.integers(0, 100, ids.size), rng.random((ids.size, 3))
     work = tmp_path_factory.mktemp("work")
     pieces = (
-        Identified(ids[i : i + 7].astype("uint32"), (numbers[i : i + 7], rows[i : i + 7]))
+        (ids[i : i + 7].astype("uint32"), (numbers[i : i + 7], rows[i : i + 7]))
         for i in range(0, ids.size, 7)
     )
-    parts = [RowPart(np.dtype("uint16")), RowPart(np.dtype("float64"), 3)]
+    parts = [(np.dtype("uint16"), 1), (np.dtype("float64"), 3)]
     count, ordered = rows_by_id(pieces, num_ids, parts, ids.size, share, work, QUIET)
     found: tuple[list[np.ndarray], list[np.ndarray]] = ([np.empty((0, 1))], [np.empty((0, 3))])
     for number, values in ordered:
