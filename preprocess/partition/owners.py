@@ -41,6 +41,7 @@ from preprocess.kernels.partition import (
 from preprocess.partition.grouped import MOST_OWNERS, check_partitions, even_out, partitions_of
 from preprocess.partition.metis import WHOLE, check_installed, metis_bytes, metis_partition
 from preprocess.partition.partition import PartitionOptions, visited_fits
+from preprocess.partition.report import greatest_over_mean
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.work import WorkFolder
 from preprocess.stages.columns import ColumnFile, scan_columns
@@ -414,17 +415,12 @@ def measure(
     total = float(table.sum())
     found = {
         "cross": 1 - float(table.trace()) / total if total else 0.0,
-        "imbalance": _imbalance(sum_by_owner(weights.node, owner, k)),
-        "node_imbalance": _imbalance(np.bincount(owner, minlength=k)),
+        "imbalance": greatest_over_mean(sum_by_owner(weights.node, owner, k), 1.0),
+        "node_imbalance": greatest_over_mean(np.bincount(owner, minlength=k), 1.0),
     }
     if weights.loaded is not None:
-        found["row_imbalance"] = _imbalance(sum_by_owner(weights.loaded, owner, k))
+        found["row_imbalance"] = greatest_over_mean(sum_by_owner(weights.loaded, owner, k), 1.0)
     return {name: float(f"{value:.6g}") for name, value in found.items()}
-
-
-def _imbalance(sums: NDArray[Any]) -> float:
-    total = float(sums.sum())
-    return float(sums.max()) * sums.size / total if total else 1.0
 
 
 def _facts(

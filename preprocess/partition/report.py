@@ -101,8 +101,8 @@ def make_report(
         inside=_rounded(kept.inside),
         kept_8=_rounded(kept_share(kept.inside, k, 8)),
         kept_16=_rounded(kept_share(kept.inside, k, 16)),
-        node_balance=_rounded(_balance(table.sum(axis=0))),
-        train_balance=_rounded(_balance(train.sum(axis=0))),
+        node_balance=_rounded(greatest_over_mean(table.sum(axis=0))),
+        train_balance=_rounded(greatest_over_mean(train.sum(axis=0))),
         kl_mean=_rounded(mean),
         kl_max=_rounded(worst),
         kl_random=_rounded(max(0, num_classes - 1) * k / (2 * num_train) if num_train else 0.0),
@@ -114,10 +114,10 @@ def _rounded(value: float) -> float:
     return float(f"{value:.9g}")
 
 
-def _balance(sizes: NDArray[np.int64]) -> float:
-    """The greatest over the mean; 0 where there is nothing."""
-    total = int(sizes.sum())
-    return float(sizes.max()) * sizes.size / total if total else 0.0
+def greatest_over_mean(sizes: NDArray[Any], empty: float = 0.0) -> float:
+    """The greatest over the mean; `empty`: where there is nothing."""
+    total = float(sizes.sum())
+    return float(sizes.max()) * sizes.size / total if total else empty
 
 
 def partition_lines(found: Partitioning) -> list[str]:
