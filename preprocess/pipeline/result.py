@@ -63,11 +63,6 @@ class Ran:
             f"at most {format_bytes(self.peak_bytes)} of memory"
         )
 
-    @property
-    def resumed(self) -> int:
-        """Stages that an earlier run did."""
-        return sum(s.resumed for s in self.stages)
-
 
 @dataclass(frozen=True, slots=True)
 class IngestPlan:
