@@ -53,7 +53,7 @@ from loaderd.api.protocol import (
     encode,
 )
 from tools.bench.resources import PROC, descendants, resident_bytes
-from tools.bench.setup import stage_ends
+from tools.bench.setup import stage_ends, total_bytes
 from tools.command import byte_size, parse, put, split_options, stamped
 from tools.faults.runner import Scene, SceneOptions, scene
 from tools.faults.trainers import Work
@@ -334,7 +334,7 @@ def ingest(words: Sequence[str], options: Sequence[str]) -> list[dict[str, Any]]
             words = [str(given.source), str(store), "--mem", mem, *options]
             run = undisturbed(limits, *words)
             digests = file_digests(store)
-            store_bytes = sum(p.stat().st_size for p in store.rglob("*") if p.is_file())
+            store_bytes = total_bytes(store)
             killed = kill_often(
                 given.kills, Random(given.seed), store, digests, run["seconds"], *words
             )

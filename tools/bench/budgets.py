@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 from blockstore.units import parse_bytes
 from clients.torch import NeighborDataset
-from tools.bench.epochs import MOST, ServedEpochs, total_bytes
+from tools.bench.epochs import MOST, ServedEpochs
 from tools.bench.figure import Chart, Series, draw
 from tools.bench.harness import BenchOptions, BenchPlan, Side
 from tools.bench.resources import bytes_read, cpu_seconds, descendants
-from tools.bench.setup import counters, drop_cache, serving
+from tools.bench.setup import counters, drop_cache, serving, total_bytes
 
 _NAMES = ("all included", "after the first batch")
 _CLIENT_BYTES = 768 << 20  # of a control group beside --mem: interpreters, torch, batches of it

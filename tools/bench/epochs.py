@@ -30,6 +30,7 @@ from tools.bench.setup import (
     make_keys,
     make_store,
     serving,
+    total_bytes,
 )
 
 MOST = 1 << 40
@@ -142,11 +143,6 @@ def run_fresh(given: ServedEpochs) -> Mapping[str, float]:
     return found | {
         "disk_GB_per_s": disk, "share_of_disk": rate / disk, "over_bound": found["seconds"] / bound
     }  # fmt: skip
-
-
-def total_bytes(store: Path) -> int:
-    """Bytes of a store's files."""
-    return sum(p.stat().st_size for p in store.rglob("*") if p.is_file())
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,11 @@ def rate(num_bytes: int, work: Callable[[], object]) -> dict[str, float]:
     return {"GB_per_s": num_bytes / (time.perf_counter() - begun) / 1e9}
 
 
+def total_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+
+
 def drop_cache(*folders: Path) -> None:
     """Ask the kernel to forget the pages of all files below."""
     for path in (p for folder in folders for p in folder.rglob("*") if p.is_file()):

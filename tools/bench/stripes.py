@@ -22,7 +22,7 @@ from blockstore.units import parse_bytes
 from clients.torch import NeighborDataset
 from tools.bench.disk import DEPTH, make_file, open_our_pages, open_ours
 from tools.bench.harness import BenchOptions, BenchPlan, Ratio, Run, Side
-from tools.bench.setup import counters, serving
+from tools.bench.setup import counters, serving, total_bytes
 
 _V1, _V2 = Path("/sys/fs/cgroup/blkio"), Path("/sys/fs/cgroup")
 _ROOM = 1.15  # of an image: ext4 takes its part
@@ -134,9 +134,7 @@ def read_epoch(store: Path, disks: LoopDisks, plan: str, given: StripeOptions) -
 def stripes(given: StripeOptions) -> Iterator[BenchPlan]:
     """Blocks dealt over disks of a set bandwidth, against all of them on one of these."""
     size, setting = parse_bytes(given.size), {"cache": "cold", "bandwidth": given.bandwidth}
-    room = size
-    if given.store is not None:
-        room += sum(p.stat().st_size for p in given.store.rglob("*") if p.is_file())
+    room = size + (total_bytes(given.store) if given.store is not None else 0)
     given.folder.mkdir(parents=True, exist_ok=True)
     path = given.folder / "disk.bin"
     counts = (1, given.disks)
