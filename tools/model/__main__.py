@@ -10,10 +10,10 @@ python -m tools.model paper --rates FILE                     graphs that we have
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
@@ -27,7 +27,7 @@ from tools.model.check import HEAD, Workload, compare, possible_plans, row
 from tools.model.graph import read_graph
 from tools.model.paper import paper_tables
 from tools.model.predict import CHUNKS, MACRO, Job, predict
-from tools.model.rates import KernelRates, calibrate, load_rates
+from tools.model.rates import calibrate, load_rates
 
 _CORES = len(os.sched_getaffinity(0))
 
@@ -113,15 +113,13 @@ class PaperOptions:
 
 
 def _paper(given: PaperOptions) -> None:
-    rates: KernelRates = load_rates(given.rates)
-    for title, rows in paper_tables(rates):
+    for title, rows in paper_tables(load_rates(given.rates)):
         print(f"\n{title}\n\n{table(rows)}")
 
 
 def main(words: Sequence[str]) -> None:
-    commands = {
-        "calibrate": (CalibrateOptions, _calibrate), "predict": (PredictOptions, _predict),
-        "check": (CheckOptions, _check), "paper": (PaperOptions, _paper),
+    commands: dict[str, Callable[[Any], None]] = {
+        "calibrate": _calibrate, "predict": _predict, "check": _check, "paper": _paper
     }  # fmt: skip
     name = words[0] if words else ""
     if name in ("", "-h", "--help"):
@@ -129,10 +127,10 @@ def main(words: Sequence[str]) -> None:
         return
     if name not in commands:
         raise SystemExit(f"{name!r}: expected one of {', '.join(commands)}")
-    options, work = commands[name]
-    given: Any = parse(options, words[1:], f"python -m tools.model {name}")
+    work = commands[name]
+    given: Any = parse(get_type_hints(work)["given"], words[1:], f"python -m tools.model {name}")
     try:
-        work(given)  # type: ignore[operator]
+        work(given)
     except (OSError, StoreError, ValueError) as error:
         raise SystemExit(f"error: {error}") from error
 
