@@ -34,9 +34,7 @@ from loaderd.api.errors import DaemonError
 from loaderd.api.protocol import StatusReply
 from loaderd.server.peer_answers import peers_bytes
 from loaderd.server.transport import ask_status
-from preprocess.pipeline.progress import Progress
-from preprocess.sources.generate import GraphRecipe, generate
-from tools.bench.setup import command, free_port, make_parts
+from tools.bench.setup import command, free_port, generate, make_parts
 from tools.command import byte_size
 from tools.faults.growth import ProcessSample, sample
 from tools.faults.trainers import OWNERS, Work, open_files, read_again, read_briefly
@@ -70,11 +68,10 @@ def make_store(folder: Path, num_bytes: int = 0, times: bool = False) -> Path:
     if num_bytes > nodes * _node_bytes(width):
         width = 64
         nodes = num_bytes // _node_bytes(width)
-    recipe = GraphRecipe(
-        nodes, DEGREE, width, 4, train=_SEEDS / nodes, valid=_VALID, test=_TEST, seed=11
-    )
-    with (folder / "progress").open("w") as stream:
-        generate(folder / "graph", recipe, Progress(stream))
+    generate(
+        folder / "graph", nodes=nodes, degree=DEGREE, features=width, classes=4,
+        train=_SEEDS / nodes, valid=_VALID, test=_TEST, seed=11,
+    )  # fmt: skip
     if times:
         shape = np.load(folder / "graph" / "edge_index.npy", mmap_mode="r").shape
         drawn = np.random.default_rng(0).integers(0, nodes, shape[1], np.int32)
