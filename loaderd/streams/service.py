@@ -298,16 +298,14 @@ class StragglerWatch:
                 stream
                 for stream in self._registry.streams
                 if not self._closed
-                and stream.without_batches
+                and stream.idle
                 and (_is_blocked(stream) or stream.early or _slowest(stream) is not None)
             ]
 
     def _look(self, stream: Stream, since: dict[Stream, tuple[int, float]]) -> None:
         """Part those who hold a stream up from those who wait, if it has waited long enough."""
         with self._registry.lock:
-            here = (
-                stream in self._registry.streams and stream.without_batches and _is_held_up(stream)
-            )
+            here = stream in self._registry.streams and stream.idle and _is_held_up(stream)
             if not here:
                 since.pop(stream, None)
                 return
@@ -325,14 +323,14 @@ class StragglerWatch:
                 return
             if now - begun < wait_s:
                 return
-            without_batches, slowest = stream.without_batches, _slowest(stream)
-            if slowest is not None and slowest not in without_batches:
+            idle, slowest = stream.idle, _slowest(stream)
+            if slowest is not None and slowest not in idle:
                 self._registry.leave(slowest, stream)
                 return
             # others hold all that it can lend: those who have left it, or who are ahead; a rank
             # comes back if there is no memory for another stream
             stream.stuck = slowest is None and not stream.job
-            for cursor in without_batches if slowest is None else [slowest]:
+            for cursor in idle if slowest is None else [slowest]:
                 self._registry.move(cursor, None)
                 cursor.avoids = stream
                 self._opener.want(cursor)
