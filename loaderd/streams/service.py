@@ -298,14 +298,14 @@ class StragglerWatch:
                 stream
                 for stream in self._registry.streams
                 if not self._closed
-                and stream.idle
+                and stream.idle_cursors
                 and (_is_blocked(stream) or stream.early or _slowest(stream) is not None)
             ]
 
     def _look(self, stream: Stream, since: dict[Stream, tuple[int, float]]) -> None:
         """Part those who hold a stream up from those who wait, if it has waited long enough."""
         with self._registry.lock:
-            here = stream in self._registry.streams and stream.idle and _is_held_up(stream)
+            here = stream in self._registry.streams and stream.idle_cursors and _is_held_up(stream)
             if not here:
                 since.pop(stream, None)
                 return
@@ -323,7 +323,7 @@ class StragglerWatch:
                 return
             if now - begun < wait_s:
                 return
-            idle, slowest = stream.idle, _slowest(stream)
+            idle, slowest = stream.idle_cursors, _slowest(stream)
             if slowest is not None and slowest not in idle:
                 self._registry.leave(slowest, stream)
                 return

@@ -339,7 +339,7 @@ class Stream:
     # -- who is behind ----------------------------------------------------------------------------
 
     @property
-    def idle(self) -> list[Cursor]:
+    def idle_cursors(self) -> list[Cursor]:
         """Those who have released all that they were sent, and wait for more."""
         if self.error is not None or self.closing:
             return []
@@ -359,7 +359,9 @@ class Stream:
     @property
     def early(self) -> list[RingBatch]:
         """Batches that nobody holds, later than the first one that somebody has nothing without."""
-        waiting = [(c.place.run, c.place.next) for c in self.idle if c.place and not self._ready(c)]
+        waiting = [
+            (c.place.run, c.place.next) for c in self.idle_cursors if c.place and not self._ready(c)
+        ]
         later = [batch for at, batch in self._ring.items() if waiting and at > min(waiting)]
         return [b for b in later if b.pieces and b.wanted and not b.is_held]
 
@@ -383,7 +385,7 @@ class Stream:
             self._send(cursor)
         for cursor in self.waiting if self.error is not None else []:
             self._fail(cursor)  # those that it waits for may not move again
-        if self.idle:
+        if self.idle_cursors:
             self._starved.set()
 
     def _credit(self) -> int:

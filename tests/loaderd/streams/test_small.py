@@ -152,7 +152,7 @@ def test_who_has_gone_on_between_two_looks_stays(store, monkeypatch):
         while not waits:
             with registry.lock:
                 (stream,) = registry.streams
-                waits = bool(stream.idle) and stream.session.waits()
+                waits = bool(stream.idle_cursors) and stream.session.waits()
         with monkeypatch.context() as patched:
             patched.setattr(service, "concurrency", clock)
             watch._look(stream, since)

@@ -561,7 +561,7 @@ class Model(RuleBasedStateMachine):
         """A session that was told that nothing is wanted is woken when something is."""
         if not hasattr(self, "parts") or not self.parts.producer.asleep:
             return
-        for cursor in self.stream.idle:
+        for cursor in self.stream.idle_cursors:
             assert cursor.place is not None
             at = cursor.place.run, cursor.place.next
             assert at in self.stream._ring, f"nobody builds {at} for {cursor.number}"
