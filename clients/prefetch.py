@@ -85,8 +85,7 @@ class Prefetcher(Generic[B]):
     def __iter__(self) -> "Iterator[B]":
         """Start to read an epoch at once; it ends any earlier iterator."""
         self._end()
-        window = self.dataset.attached().window
-        run = _ReadThread(self.dataset, self.dataset.ahead(), self._stage, self.depth, window)
+        run = _ReadThread(self.dataset, self.dataset.ahead(), self._stage, self.depth)
         self._run = run
         batches = self._batches(run)
         weakref.finalize(batches, run.stop)  # when it is let go of, its thread ends
@@ -176,14 +175,13 @@ class _ReadThread:
         steps: Iterator[ReadStep],
         stage: DeviceStaging | None,
         depth: int,
-        window: int,
     ) -> None:
         self.stage, self.stopped = stage, False
         self._halt = partial(dataset.halt, dataset.run)
         self.room = threading.Semaphore(depth)  # for batches that are not taken yet
         self.items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._thread = threading.Thread(
-            target=self._read, args=(steps, window), name="prefetch", daemon=True
+            target=self._read, args=(steps,), name="prefetch", daemon=True
         )
         self._thread.start()
 
@@ -201,10 +199,10 @@ class _ReadThread:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _next(self, steps: Iterator[ReadStep], window: int) -> ReadStep:
+    def _next(self, steps: Iterator[ReadStep]) -> ReadStep:
         """The next batch, or the end."""
         if self.stage is not None:
-            self.stage.begin(window)
+            self.stage.begin()
         with contextlib.nullcontext() if self.stage is None else self.stage.device.order():
             step = next(steps)
             while step.batch is None and step.position is not None:  # left out
@@ -212,13 +210,13 @@ class _ReadThread:
                 step = next(steps)
         return step
 
-    def _read(self, steps: Iterator[ReadStep], window: int) -> None:
+    def _read(self, steps: Iterator[ReadStep]) -> None:
         try:
             while True:
                 self.room.acquire()
                 if self.stopped:
                     break
-                step = self._next(steps, window)
+                step = self._next(steps)
                 ready = None
                 if self.stage is not None and step.batch is not None:
                     ready = self.stage.move(step.batch)

@@ -9,7 +9,7 @@
 #
 #   pip download -d FOLDER --python-version 3.12 --only-binary :all: --no-deps \
 #       google-crc32c msgspec pyzmq zarr donfig numcodecs typer rich prometheus-client pyyaml \
-#       hypothesis pytest pytest-xdist scipy kvikio-cu13 libkvikio-cu13
+#       hypothesis pytest pytest-timeout pytest-xdist scipy rapids-logger kvikio-cu13 libkvikio-cu13
 #
 # Exit codes: 0 all passed; 1 something failed; 2 wrong arguments; 3 no GPU here.
 set -u
@@ -32,22 +32,22 @@ mkdir -p "$out"
 cd "$root" || exit 1
 
 venv=$out/venv
-[ -x "$venv/bin/python" ] || "$python" -m venv --system-site-packages "$venv" || exit 1
+[ -x "$venv/bin/python" ] ||
+    "$python" -m venv --without-pip --system-site-packages "$venv" || exit 1
 # what a virtual environment of a virtual environment would not see
 "$python" -c 'import site; print("\n".join(site.getsitepackages()))' \
     >"$("$venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')/above.pth"
-source_of_wheels=()
-[ -n "$wheels" ] && source_of_wheels=(--no-index --find-links "$wheels")
+install=("$python" -m pip --python "$venv/bin/python" install -q --no-deps)
+[ -n "$wheels" ] && install+=(--no-index --find-links "$wheels")
 for need in google_crc32c:google-crc32c msgspec:msgspec zmq:pyzmq zarr:zarr donfig:donfig \
     numcodecs:numcodecs typer:typer rich:rich prometheus_client:prometheus-client yaml:pyyaml \
     pyarrow:pyarrow numba:numba hypothesis:hypothesis pytest:pytest xdist:pytest-xdist \
-    scipy:scipy; do
+    pytest_timeout:pytest-timeout scipy:scipy; do
     "$venv/bin/python" -c "import ${need%%:*}" 2>/dev/null ||
-        "$venv/bin/python" -m pip install -q --no-deps "${source_of_wheels[@]}" "${need##*:}" || exit 1
+        "${install[@]}" "${need##*:}" || exit 1
 done
 "$venv/bin/python" -c 'import kvikio' 2>/dev/null ||
-    "$venv/bin/python" -m pip install -q --no-deps "${source_of_wheels[@]}" \
-        libkvikio-cu13 kvikio-cu13 || echo "gpu_check: no kvikio: files are read by the host"
+    "${install[@]}" rapids-logger libkvikio-cu13 kvikio-cu13 || echo "gpu_check: no kvikio: files are read by the host"
 
 failed=0
 step() {

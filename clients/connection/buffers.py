@@ -48,6 +48,10 @@ class Memory(ABC):
         """Call `release` when nothing of the batch so far is in use in the arena."""
         release()
 
+    def settle(self) -> None:
+        """Call what `after` was given: the daemon may have no batch before it is released."""
+        return  # nothing was kept
+
     def filed(
         self, ranges: list[FileRange], read: ReadFiles, shape: tuple[int, ...], dtype: DTypeLike
     ) -> NDArray[Any]:

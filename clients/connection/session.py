@@ -284,6 +284,8 @@ class Session:
         self.run = 0
         self.lost = False
         self._halted = False
+        # in the thread that waits for a message, each time that there is none yet
+        self.before_waiting: Callable[[], None] = lambda: None
         self._requests = itertools.count(1)
         self._pending: dict[tuple[int, int], BatchReady | ChunkReady | RowGroup] = {}
         self._skips: dict[int, int] = {}  # steps that are left out: the next one that is served
@@ -434,6 +436,7 @@ class Session:
                 raise self._went_away()
             if self._halted:
                 raise Halted
+            self.before_waiting()
             events = dict(self._poller.poll(LOOK_MS))
             gone = bool(events) and self._socket not in events
 

@@ -160,14 +160,15 @@ class DeviceStaging(Memory):
         else:
             release()
 
+    def settle(self) -> None:
+        """Wait until the device has read all batches before this one, and release them."""
+        self._settle(0)
+
     # -- what the thread that reads asks -----------------------------------------------------------
 
-    def begin(self, window: int) -> None:
-        """Before a batch is read: no more than one is being copied, and the daemon can bring it.
-
-        window   batches that the daemon lends at a time
-        """
-        self._settle(0 if window < 2 or self._borrowed else 1)
+    def begin(self) -> None:
+        """Before a batch is read: no more than one is being copied."""
+        self._settle(0 if self._borrowed else 1)
         self._memory, self._coming, self._releases = [], {}, []
         self._borrowed = False
 

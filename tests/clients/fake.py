@@ -98,6 +98,7 @@ class Plan:
     num_steps: int = 5
     num_seeds: int = 8
     window: int = 2
+    lent: int = 0  # batches that it lends at a time, if others share them; 0: the window
     groups: int = 1
     num_relations: int = 1
     edge_ids: bool = False
@@ -298,7 +299,8 @@ class FakeDaemon:
     def _fill(self, run: _Run) -> bool:
         """Push as much as the window allows; False where the daemon is to go away."""
         in_flight = {step for step, _ in run.slots}
-        while run.next_step < self.plan.num_steps and len(in_flight) < self.plan.window:
+        most = self.plan.lent or self.plan.window
+        while run.next_step < self.plan.num_steps and len(in_flight) < most:
             step = run.next_step
             if step == self.plan.die_at:
                 return False

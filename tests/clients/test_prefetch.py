@@ -41,7 +41,7 @@ def nothing_is_left():
 
 
 @pytest.mark.parametrize("mode", ["auto", *MODES])
-@pytest.mark.parametrize("options", [{}, {"groups": 3}, {"window": 1}])
+@pytest.mark.parametrize("options", [{}, {"groups": 3}, {"window": 1}, {"window": 4, "lent": 1}])
 def test_batches_are_those_of_the_dataset(tmp_path, monkeypatch, mode, options):
     monkeypatch.setattr(stage, "DIRECT_BYTES", 1)
     monkeypatch.setattr(stage, "PRESAMPLED", 3)
@@ -75,7 +75,7 @@ def test_all_ways_are_measured_and_one_is_taken(tmp_path, monkeypatch):
         steps = data.ahead()
         needed = 0
         while made.choice() is None:
-            made.begin(2)
+            made.begin()
             made.move(next(steps).batch)
             needed += 1
         assert 3 * (WARM + TRIALS) < needed <= 3 * (WARM + TRIALS) + 5
@@ -96,7 +96,7 @@ def test_a_device_that_cannot_read_the_arena_gets_copies(tmp_path, monkeypatch, 
             data.lay_out_in(made)
             steps = data.ahead()
             for expected in islice(dataset(daemon), 20):
-                made.begin(2)
+                made.begin()
                 assert content(made.move(next(steps).batch).batch) == content(expected)
             assert made.choice().mode == "staging"
             assert made.choice().reason == "no such memory"

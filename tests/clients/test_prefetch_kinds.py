@@ -77,7 +77,7 @@ def test_chunks_that_lie_in_the_arena_are_lent_until_they_are_copied(hops):
     data.lay_out_in(made)
     steps, found = data.ahead(), []
     for expected in plain:
-        made.begin(2)
+        made.begin()
         found.append((made.move(next(steps).batch).batch, expected))
     assert all(content(a) == content(b) for a, b in found)
     made.close()
@@ -107,7 +107,7 @@ def test_a_piece_of_the_arena_is_not_given_back_before_it_is_copied(hops, views)
     data.lay_out_in(made)
     steps = data.ahead()
     for number in range(3):
-        made.begin(2)  # the reader gives back what it had lent, after this
+        made.begin()  # the reader gives back what it had lent, after this
         assert device.waits == (number if views else max(0, number - 1))
         made.move(next(steps).batch)
     made.close()
@@ -151,7 +151,7 @@ def test_a_device_that_reads_files_brings_the_same(filed):
     data.lay_out_in(made)
     steps = data.ahead()
     for expected in plain:
-        made.begin(2)
+        made.begin()
         assert content(made.move(next(steps).batch).batch) == content(expected)
     assert made.files_by == "itself"
     data.close()

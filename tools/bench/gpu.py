@@ -124,7 +124,9 @@ def epoch(
 
 def open_mode(task: GpuOptions, endpoint: str, mode: str) -> Iterator[Run]:
     """A trainer that has chosen its way."""
-    data = NeighborDataset(endpoint, "train", task.fanouts, task.batch_size)
+    # a seed of its own, or it would share a stream with sides that do not read now
+    seed = task.modes.index(mode)
+    data = NeighborDataset(endpoint, "train", task.fanouts, task.batch_size, seed=seed)
     with prefetch(data, task.device, task.depth, mode) as batches:
         first = next(iter(batches))
         if first.x is None:
