@@ -18,7 +18,7 @@ from blockstore.io.files import open_to_read, read_exact
 from blockstore.io.gds import DeviceReader
 from blockstore.kernels.rows import NO_ROW, gather_rows
 from blockstore.store import FileRange
-from clients.device.driver import CannotRegister, RegisteredMemory
+from clients.device.driver import CannotRegister, RegisteredMemory, registered
 from clients.records import copy_to_gpu
 
 _log = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ class CudaDevice(Device):
             return ""
         self._give_back()
         try:
-            self._lent = RegisteredMemory(arena, self.device)
+            self._lent = registered(arena, self.device)
         except CannotRegister as error:
             return str(error)
         with warnings.catch_warnings():
@@ -218,10 +218,7 @@ class CudaDevice(Device):
 
     def _give_back(self) -> None:
         self._stream.synchronize()
-        self._lent_arena = None
-        if self._lent is not None:
-            self._lent.close()
-            self._lent = None
+        self._lent_arena = self._lent = None
 
 
 def open_device(device: torch.device) -> Device:

@@ -5,6 +5,7 @@ leaves an error behind that torch would report at its next kernel.
 """
 
 import ctypes
+import threading
 import weakref
 from typing import Any
 
@@ -21,7 +22,7 @@ class CannotRegister(RuntimeError):
 
 
 class RegisteredMemory:
-    """Memory of this process that the device may read; a context of the process at a time."""
+    """Memory of this process that devices may read, until this object is let go of."""
 
     def __init__(self, memory: NDArray[np.uint8], device: torch.device) -> None:
         """`memory` may be mapped read-only.  Raises CannotRegister."""
@@ -45,7 +46,26 @@ class RegisteredMemory:
             )
             said = "with" if supported.value else "without"
             _check(driver, status, f"cuMemHostRegister of {memory.nbytes} bytes {said} read-only")
-        self.close = weakref.finalize(self, _unregister, driver, memory, device)
+        weakref.finalize(self, _unregister, driver, memory, device)
+
+
+_lock = threading.Lock()
+_registered: "weakref.WeakValueDictionary[tuple[int, int], RegisteredMemory]" = (
+    weakref.WeakValueDictionary()
+)
+
+
+def registered(memory: NDArray[np.uint8], device: torch.device) -> RegisteredMemory:
+    """`memory` as it is registered already, or is now: the driver takes it once only.
+
+    Raises CannotRegister.
+    """
+    place = memory.ctypes.data, memory.nbytes
+    with _lock:
+        found = _registered.get(place)
+        if found is None:
+            found = _registered[place] = RegisteredMemory(memory, device)
+        return found
 
 
 def _unregister(driver: Any, memory: NDArray[np.uint8], device: torch.device) -> None:

@@ -1,7 +1,7 @@
 """Where a dataset's reader lays batches out, and how they come from there to a device.
 
 A batch lies in page-locked memory of torch's, which uses it again, and is copied from there.  Its
-wide rows need not: where the device can read the arena, the batch brings their addresses, and the
+rows need not: where the device can read the arena, the batch brings their addresses, and the
 device gathers them, those of a cache out of its own memory.  Whatever way is taken, the bytes are
 the same.
 """
@@ -26,7 +26,6 @@ from clients.records import TensorRecord
 from loaderd.api.contents import RowArraySpec
 from loaderd.api.errors import Refused
 
-DIRECT_BYTES = 64  # of a row: narrower ones are gathered on the host
 PRESAMPLED = 12  # batches whose nodes are counted
 LEARNED, LEARNING = 0.98, 48  # share of hot rows, and batches, after which no more are taken
 CACHE_SHARE = 0.125  # of the device's free memory
@@ -95,7 +94,7 @@ class DeviceStaging(Memory):
         self._releases: list[Callable[[], None]] = []
         self.files_by = ""  # who has read what lies in files
         self._arena = np.empty(0, np.uint8)
-        self._whole = self._borrowed = False
+        self._direct = self._borrowed = False
         self._begun_s, self._num_rows = 0.0, 0
         self._hot: dict[str, HotRows] = {}  # by the name of their array
         self._logged = False
@@ -119,15 +118,15 @@ class DeviceStaging(Memory):
                 self._borrows = False
         if not arena.size:
             self._decline("rows come by the network")
-        wide = [(spec, num) for spec, num in rows if _is_wide(spec)]
-        self._num_rows = sum(num for _, num in wide)
-        if wide and self._calibration.mode != STAGING and (why := self.device.lend(arena)):
+        self._num_rows = max((num for spec, num in rows if _can_gather(spec)), default=0)
+        direct = self._num_rows > 0 and self._calibration.mode != STAGING
+        if direct and (why := self.device.lend(arena)):
             self._decline(why)
-        self._whole = bool(wide) and self._calibration.mode != STAGING
+        self._direct = direct and self._calibration.mode != STAGING
 
     def rows(self, spec: RowArraySpec, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Room for rows; where the device will gather them, an array that stands for them."""
-        if not (self._whole and _is_wide(spec)):
+        if not (self._direct and _can_gather(spec)):
             return self.empty(shape, dtype)
         array = np.empty(shape, dtype)
         addresses = self.empty((shape[0],), np.int64)
@@ -161,8 +160,9 @@ class DeviceStaging(Memory):
             release()
 
     def settle(self) -> None:
-        """Wait until the device has read all batches before this one, and release them."""
-        self._settle(0)
+        """Wait until the device has read what it reads in the arena, and release it."""
+        if any(batch.releases for batch in self._copied):
+            self._settle(0)
 
     # -- what the thread that reads asks -----------------------------------------------------------
 
@@ -277,7 +277,10 @@ class DeviceStaging(Memory):
             room = self._cache_bytes
             if room is None:
                 room = int(self.device.free_bytes() * CACHE_SHARE)
-            hot.choose(room // max(1, len(self._coming)))
+            row_bytes = sum(
+                c.spec.row_bytes for c in self._coming.values() if isinstance(c, _GatheredRows)
+            )
+            hot.choose(room * spec.row_bytes // row_bytes)
         return hot if self._calibration.mode == CACHED else None
 
     def _note(self, begun: Mark, mark: Mark) -> None:
@@ -297,10 +300,11 @@ class DeviceStaging(Memory):
             _log.info("%s: rows come by %s", self.device.name, self.choice())
 
 
-def _is_wide(spec: RowArraySpec) -> bool:
-    """Whether a device gathers such rows: of nodes, no labels, which the host converts."""
-    own = not spec.relation and spec.name.rsplit(".", 1)[-1] != "y"
-    return own and spec.row_bytes >= DIRECT_BYTES
+def _can_gather(spec: RowArraySpec) -> bool:
+    """Whether a device gathers such rows: of nodes, no labels that the host makes int64."""
+    converted = spec.dtype.startswith(("int", "uint")) and spec.dtype != "int64"
+    is_label = spec.name.rsplit(".", 1)[-1] == "y"
+    return spec.row_bytes > 0 and not spec.relation and not (is_label and converted)
 
 
 def _nodes_of(batch: Any, spec: RowArraySpec) -> Tensor:

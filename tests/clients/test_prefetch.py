@@ -43,7 +43,6 @@ def nothing_is_left():
 @pytest.mark.parametrize("mode", ["auto", *MODES])
 @pytest.mark.parametrize("options", [{}, {"groups": 3}, {"window": 1}, {"window": 4, "lent": 1}])
 def test_batches_are_those_of_the_dataset(tmp_path, monkeypatch, mode, options):
-    monkeypatch.setattr(stage, "DIRECT_BYTES", 1)
     monkeypatch.setattr(stage, "PRESAMPLED", 3)
     with fake_daemon(tmp_path, num_steps=9, **options) as daemon:
         plain = dataset(daemon)
@@ -55,7 +54,6 @@ def test_batches_are_those_of_the_dataset(tmp_path, monkeypatch, mode, options):
 
 def test_each_batch_keeps_what_it_has(tmp_path, monkeypatch):
     """No later batch is laid out over one that is still in use."""
-    monkeypatch.setattr(stage, "DIRECT_BYTES", 1)
     with fake_daemon(tmp_path, num_steps=9) as daemon:
         for mode in MODES:
             with prefetch(dataset(daemon), "cpu", depth=3, mode=mode) as ahead:
@@ -64,7 +62,6 @@ def test_each_batch_keeps_what_it_has(tmp_path, monkeypatch):
 
 
 def test_all_ways_are_measured_and_one_is_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr(stage, "DIRECT_BYTES", 1)
     monkeypatch.setattr(stage, "PRESAMPLED", 3)
     monkeypatch.setattr(stage, "LEARNING", 5)
     device = Device()
@@ -87,7 +84,6 @@ def test_all_ways_are_measured_and_one_is_taken(tmp_path, monkeypatch):
 
 
 def test_a_device_that_cannot_read_the_arena_gets_copies(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(stage, "DIRECT_BYTES", 1)
     monkeypatch.setattr("clients.device.devices.Device.lend", lambda *_: "no such memory")
     with fake_daemon(tmp_path, num_steps=30) as daemon:
         for mode in ("auto", "direct", "cached"):

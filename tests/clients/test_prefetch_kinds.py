@@ -40,7 +40,6 @@ def several_types(tmp_path_factory):
 
 @pytest.mark.parametrize("mode", ["auto", *MODES])
 def test_batches_of_several_types(several_types, monkeypatch, mode):
-    monkeypatch.setattr(stage, "DIRECT_BYTES", 1)
     monkeypatch.setattr(stage, "PRESAMPLED", 4)
     options = {"num_neighbors": [4, 3], "batch_size": 5, "input_type": "paper"}
     plain = HeteroDataset(several_types, **options)

@@ -2,13 +2,14 @@
 
 import mmap
 import os
+import warnings
 
 import numpy as np
 import pytest
 import torch
 
 from clients.device.devices import CudaDevice, open_device
-from clients.device.driver import CannotRegister, RegisteredMemory
+from clients.device.driver import CannotRegister, registered
 from tests.clients.device.gathers import case, expected
 
 GPU = torch.device("cuda", 0)
@@ -27,26 +28,36 @@ def sealed(values: np.ndarray) -> np.ndarray:
     return np.frombuffer(mapped, np.uint8)
 
 
-def test_memory_that_is_mapped_read_only_can_be_registered():
+def is_pinned(memory: np.ndarray) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it is not writable
+        return torch.from_numpy(memory).is_pinned()
+
+
+def test_memory_that_is_mapped_read_only_is_registered_once_for_all_who_read_it():
     memory = sealed(np.arange(1 << 20, dtype=np.uint32).view(np.uint8))
     for _ in range(2):  # given back, it can be had again
-        registered = RegisteredMemory(memory, GPU)
-        assert torch.from_numpy(memory).is_pinned()
-        registered.close()
+        first, second = registered(memory, GPU), registered(memory, GPU)
+        assert first is second
+        del first
+        assert is_pinned(memory)
+        del second
+        assert not is_pinned(memory)
 
 
 def test_what_cannot_be_registered_is_said_and_harms_nothing():
     memory = sealed(np.zeros(1 << 16, np.uint8))
-    held = RegisteredMemory(memory, GPU)
-    with pytest.raises(CannotRegister, match="cuMemHostRegister of 65536 bytes"):
-        RegisteredMemory(memory, GPU)
+    held = registered(memory, GPU)
+    with pytest.raises(CannotRegister, match="cuMemHostRegister of 61440 bytes"):
+        registered(memory[4096:], GPU)
     assert int(torch.ones(1000, device=GPU).sum()) == 1000  # no error is left behind
-    held.close()
+    assert held.memory is memory
 
 
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize(
-    ("rows", "width"), [(1, 1), (50, 3), (77, 6), (1500, 4), (3000, 512), (9, 3072), (40, 1100)]
+    ("rows", "width"),
+    [(1, 1), (50, 3), (77, 6), (1500, 4), (3000, 512), (9, 3072), (40, 1100), (90_000, 64)],
 )
 def test_the_kernel_gathers_as_a_loop_would(rows, width, cached):
     given = case(rows * width, rows, width, cached, slots=4096)

@@ -1,5 +1,7 @@
 """Batches on a GPU against those of the dataset itself: a real daemon, every way, all bytes."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -58,6 +60,28 @@ def test_batches_are_those_of_the_dataset(endpoint, mode):
         if mode == "cached":
             assert choice.cached_rows > 0
     plain.close()
+
+
+def test_two_datasets_of_a_process_share_what_the_driver_knows(store):
+    """Training and validation, say: the first to end leaves the other its memory."""
+    options = {"num_neighbors": [8, 5], "batch_size": 50}
+    with contextlib.ExitStack() as opened:
+        endpoint = opened.enter_context(daemon(store, "256M"))
+        train, valid = (
+            opened.enter_context(
+                prefetch(NeighborDataset(endpoint, split, **options), "cuda", 2, "direct")
+            )
+            for split in ("train", "valid")
+        )
+        plain = NeighborDataset(endpoint, "valid", **options)
+        next(iter(train))
+        for found, expected in zip(valid, plain, strict=True):
+            assert_same(found, expected)
+        assert valid.choice().mode == "direct", valid.choice().reason
+        valid.close()
+        assert len(list(train)) == len(train)
+        assert train.choice().mode == "direct", train.choice().reason
+        plain.close()
 
 
 def test_a_batch_moves_by_itself(endpoint):

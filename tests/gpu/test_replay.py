@@ -59,7 +59,8 @@ class Steps:
 
 
 def launches(run) -> int:
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=both, acc_events=True) as seen:
         run()
         torch.cuda.synchronize()
     return sum(e.count for e in seen.key_averages() if "Launch" in e.key)

@@ -50,9 +50,8 @@ def main() -> None:
     """Every width of a word, rows of less and more than a tile."""
     from clients.device.kernels import gather_on_device
 
-    for number, (rows, width) in enumerate(
-        [(1, 1), (50, 3), (50, 6), (1500, 4), (33, 100), (20, 512), (9, 3072), (0, 8), (40, 1100)]
-    ):
+    shapes = [(1, 1), (50, 3), (50, 6), (1500, 4), (33, 100), (20, 512), (9, 3072), (0, 8)]
+    for number, (rows, width) in enumerate([*shapes, (40, 1100), (9000, 256)]):
         for cached in (False, True):
             given = case(number, rows, width, cached)
             out = torch.full((rows, width), 77, dtype=torch.uint8)
@@ -72,8 +71,8 @@ def compile_all() -> None:
     for word, kind in ((8, "i64"), (4, "i32"), (2, "i16"), (1, "u8")):
         for cached in (False, True):
             types = dict.fromkeys(("arena", "cache", "out"), f"*{kind}")
-            types |= {"addresses": "*i64", "slots": "*i64", "num_rows": "i32", "row_words": "i32"}
-            fixed = {"WORD_BYTES": word, "CACHED": cached, "COLUMNS": 64}
+            types |= {"addresses": "*i64", "slots": "*i64", "num_rows": "i32"}
+            fixed = {"ROW_WORDS": 60, "WORD_BYTES": word, "CACHED": cached, "COLUMNS": 64}
             order = {name: types.get(name, "constexpr") for name in _gather.arg_names}
             source = ASTSource(fn=_gather, signature=order, constexprs=fixed)
             built = compile_kernel(source, target=GPUTarget("cuda", 90, 32))
