@@ -65,7 +65,7 @@ class DaemonResources:
     """Resources."""
 
     mem: str = _serve("MEM", "2G", "memory to use, such as 512M or 32G", metavar="SIZE")
-    workers: int = _serve("WORKERS", 0, "threads that build batches; 0: as cores", min=0, max=256)
+    workers: int = _serve("WORKERS", 0, "threads that build batches; 0: by cores", min=0, max=256)
     readers: int = _serve("READERS", 0, "threads that read blocks; 0: eight", min=0, max=256)
 
     def settings(self) -> EngineSettings:

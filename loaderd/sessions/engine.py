@@ -357,4 +357,5 @@ class _Steps:
 def default_settings(mem_bytes: int, workers: int = 0, readers: int = 0) -> EngineSettings:
     """Settings with what is 0 chosen for this machine."""
     cores = len(os.sched_getaffinity(0))
-    return EngineSettings(mem_bytes, workers or min(4, cores), readers or 8)
+    chosen = min(cores, max(4, min(8, cores // 2)))  # of many cores the trainer has half
+    return EngineSettings(mem_bytes, workers or chosen, readers or 8)
