@@ -1,7 +1,7 @@
 """A daemon for tests that also listens on tcp, and folders of keys."""
 
+import itertools
 import os
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,18 +11,18 @@ from loaderd.api.keys import AUTHORIZED, KNOWN, PUBLIC, write_pair
 from loaderd.server.curve import new_pair
 from tests.daemons import spawn, stop
 
+_ports = itertools.count(20_000)
+
 
 def free_address() -> str:
     """A tcp address of this host at which nobody listens.
 
-    The host is one of this process alone: at 127.0.0.1 any connection of another one could be given
-    the port before it is bound.
+    The host is one of this process alone, and the port is none that connections are given: a peer
+    that looks for another one, which is not there yet, would in the end connect to itself there.
     """
     pid = os.getpid()
     host = f"127.{1 + pid // 62500}.{pid // 250 % 250}.{1 + pid % 250}"
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return f"tcp://{host}:{probe.getsockname()[1]}"
+    return f"tcp://{host}:{next(_ports)}"
 
 
 @contextmanager
