@@ -90,18 +90,28 @@ class Frames(SendBuffers):
         per = max(1, min(FRAME_BYTES // slot, room // FRAMES))
         count = max(2, min(FRAMES, room // per))
         self._taken: list[int] = []
-        memory: list[NDArray[np.uint8]] = []
+        while len(firsts := self._take(count, per)) < 2:  # free slots may lie in shorter runs
+            per //= 2
+        super().__init__([engine.arena.data[f * slot : (f + per) * slot] for f in firsts])
+        self.capacity = per * slot
+
+    def _take(self, count: int, per: int) -> list[int]:
+        """The first slots of `count` runs, or of as many as there are.
+
+        Raises Refused: there are not two, and none are shorter.
+        """
+        firsts: list[int] = []
         try:
             for _ in range(count):
-                first = self._broker.take_run(per, LOOK_WAIT_S)
-                self._taken += range(first, first + per)
-                memory.append(engine.arena.data[first * slot : (first + per) * slot])
+                firsts.append(self._broker.take_run(per, LOOK_WAIT_S))
+                self._taken += range(firsts[-1], firsts[-1] + per)
         except Refused:
-            if len(memory) < 2:
-                self.give_back()
-                raise
-        super().__init__(memory)
-        self.capacity = per * slot
+            if len(firsts) < 2:
+                self._broker.give(self._taken)
+                self._taken, firsts = [], []
+                if per == 1:
+                    raise
+        return firsts
 
     def basis(self) -> str:
         return f"{len(self._memory)} pieces x {self.capacity:,} B on their way to another host"

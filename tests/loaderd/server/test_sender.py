@@ -26,7 +26,7 @@ class Broker:
     """Slots from the top, one run after the other."""
 
     def __init__(self, room: int = SLOTS) -> None:
-        self.room, self.next = room, SLOTS
+        self.room, self.next, self.longest = room, SLOTS, SLOTS
         self.given: list[int] = []
 
     def available(self) -> int:
@@ -34,6 +34,8 @@ class Broker:
 
     def take_run(self, count: int, wait_s: float) -> int:
         del wait_s
+        if count > self.longest:
+            raise Refused("no slots side by side")
         self.next -= count
         if self.next < 0:
             raise Refused("no slots")
@@ -247,6 +249,15 @@ def test_a_row_that_no_buffer_holds_is_refused():
     )  # fmt: skip
     with pytest.raises(Refused, match="a row has"):
         Sender(attached, 1, world, world.frames, world.sent.put)
+    world.sender.close()
+
+
+def test_buffers_are_as_long_as_what_is_free_side_by_side():
+    world = World()
+    world.broker.room, world.broker.longest, world.broker.next = 10 * SLOTS, 3, 40
+    assert Frames(world).capacity == 2 * SLOT
+    assert 40 - world.broker.next == 2 * 8
+    assert not world.broker.given
     world.sender.close()
 
 
