@@ -48,9 +48,10 @@ class Memory(ABC):
         """Call `release` when nothing of the batch so far is in use in the arena."""
         release()
 
-    def settle(self) -> None:
-        """Call what `after` was given: the daemon may have no batch before it is released."""
-        return  # nothing was kept
+    def settle(self) -> bool:
+        """Call what `after` was given, as the daemon may have no batch before that; whether some
+        is still in use, and has to be asked for again soon."""
+        return False
 
     def filed(
         self, ranges: list[FileRange], read: ReadFiles, shape: tuple[int, ...], dtype: DTypeLike

@@ -54,6 +54,7 @@ MessageT = TypeVar("MessageT", BatchReady, ChunkReady, RowGroup)
 _WORD_BYTES = 8
 INTACT: NDArray[np.uint64] = np.ones(1, np.uint64)  # where there is no arena
 LOOK_MS = 100  # how long it takes to see that a wait is to end
+SOON_MS = 1  # while a device still reads what may have to be released first
 
 
 class Attachment:
@@ -284,8 +285,8 @@ class Session:
         self.run = 0
         self.lost = False
         self._halted = False
-        # in the thread that waits for a message, each time that there is none yet
-        self.before_waiting: Callable[[], None] = lambda: None
+        # called each time that there is no message; whether it is to be called again soon
+        self.before_waiting: Callable[[], bool] = lambda: False
         self._requests = itertools.count(1)
         self._pending: dict[tuple[int, int], BatchReady | ChunkReady | RowGroup] = {}
         self._skips: dict[int, int] = {}  # steps that are left out: the next one that is served
@@ -436,8 +437,7 @@ class Session:
                 raise self._went_away()
             if self._halted:
                 raise Halted
-            self.before_waiting()
-            events = dict(self._poller.poll(LOOK_MS))
+            events = dict(self._poller.poll(SOON_MS if self.before_waiting() else LOOK_MS))
             gone = bool(events) and self._socket not in events
 
     def _went_away(self) -> SessionLost:

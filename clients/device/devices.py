@@ -42,6 +42,10 @@ class Mark:
     def wait(self) -> None:
         """Until the device is there."""
 
+    def passed(self) -> bool:
+        """Whether it is."""
+        return True
+
     def since(self, earlier: Any) -> float:
         """Seconds from an earlier mark; the device is past both."""
         return float(self._at - earlier._at)
@@ -138,6 +142,9 @@ class CudaMark(Mark):
     def wait(self) -> None:
         """Sleeps, it does not spin."""
         self.event.synchronize()
+
+    def passed(self) -> bool:
+        return bool(self.event.query())
 
     def since(self, earlier: Any) -> float:
         return float(earlier.event.elapsed_time(self.event)) / 1e3

@@ -159,10 +159,13 @@ class DeviceStaging(Memory):
         else:
             release()
 
-    def settle(self) -> None:
-        """Wait until the device has read what it reads in the arena, and release it."""
-        if any(batch.releases for batch in self._copied):
-            self._settle(0)
+    def settle(self) -> bool:
+        """Release what the device has read in the arena; whether it still reads some."""
+        while any(batch.releases for batch in self._copied):
+            if not self._copied[0].mark.passed():
+                return True
+            self._settle(len(self._copied) - 1)
+        return False
 
     # -- what the thread that reads asks -----------------------------------------------------------
 

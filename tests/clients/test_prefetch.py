@@ -100,6 +100,28 @@ def test_a_device_that_cannot_read_the_arena_gets_copies(tmp_path, monkeypatch, 
     assert "no such memory" in caplog.text
 
 
+class Busy(Device):
+    """Has read a batch when it is asked for the fourth time; nobody may sleep until then."""
+
+    def mark(self):
+        mark, answers = super().mark(), iter([False] * 3)
+        mark.passed = lambda: next(answers, True)
+        mark.wait = lambda: next(answers, None) is None or pytest.fail("it was waited for")
+        return mark
+
+
+def test_a_device_that_still_reads_is_asked_again_while_the_daemon_has_nothing(tmp_path):
+    with fake_daemon(tmp_path, num_steps=9, window=4, lent=1) as daemon:
+        made, data, plain = stage.DeviceStaging(Busy(), "direct"), dataset(daemon), dataset(daemon)
+        data.lay_out_in(made)
+        steps = data.ahead()
+        for expected in plain:
+            made.begin()
+            assert content(made.move(next(steps).batch).batch) == content(expected)
+        data.close()
+        plain.close()
+
+
 def test_a_state_counts_what_was_handed_out(tmp_path):
     with fake_daemon(tmp_path, num_steps=12) as daemon:
         ahead = prefetch(dataset(daemon), "cpu", depth=4)
