@@ -210,10 +210,17 @@ class _ReadThread:
                 step = next(steps)
         return step
 
+    def _rest(self) -> None:
+        """The trainer is not done with what it has: meanwhile nothing is kept from other ones."""
+        if self.stage is not None:
+            self.stage.finish()
+
     def _read(self, steps: Iterator[ReadStep]) -> None:
         try:
             while True:
-                self.room.acquire()
+                if not self.room.acquire(blocking=False):
+                    self._rest()
+                    self.room.acquire()
                 if self.stopped:
                     break
                 step = self._next(steps)
@@ -223,6 +230,7 @@ class _ReadThread:
                     step = step._replace(batch=True)
                 self.items.put(_Item(step, ready))
                 if step.position is None:
+                    self._rest()
                     break
         except BaseException as error:  # the trainer gets it at its next batch
             self.items.put(_Item(None, None, None if self.stopped else error))

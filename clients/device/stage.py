@@ -204,6 +204,10 @@ class DeviceStaging(Memory):
         self._note(begun, mark)
         return Ready(result, memory, mark)
 
+    def finish(self) -> None:
+        """Wait until the device has read all batches, and release them."""
+        self._settle(0)
+
     def choice(self) -> Choice | None:
         """What was chosen; None: still measuring."""
         choice = self._calibration.choice
@@ -216,7 +220,7 @@ class DeviceStaging(Memory):
 
     def close(self) -> None:
         """Wait for the device, and give back what is lent."""
-        self._settle(0)
+        self.finish()
         self.device.close()
 
     # -- inside ------------------------------------------------------------------------------------

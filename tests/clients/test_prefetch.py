@@ -156,6 +156,18 @@ def test_it_reads_no_further_ahead_than_asked(tmp_path):
         assert {m.step for m in daemon.received(Release)} == {0, 1, 2, 3}
 
 
+def test_a_trainer_that_is_busy_keeps_no_batch_of_the_daemons(tmp_path):
+    """Others may share it: what the device has read is released without a further batch."""
+    with fake_daemon(tmp_path) as daemon:
+        ahead = prefetch(dataset(daemon), "cpu", depth=1, mode="direct")
+        iterator = iter(ahead)
+        next(iterator)
+        daemon.wait_for(Release, 2)  # the trainer has one, and the other waits for it
+        assert [batch.step for batch in iterator] == [1, 2, 3, 4]
+        daemon.wait_for(Release, 5)
+        ahead.close()
+
+
 def test_epochs_go_on_as_those_of_the_dataset(tmp_path):
     with fake_daemon(tmp_path) as daemon, prefetch(dataset(daemon), "cpu") as ahead:
         assert len(ahead) == 5
