@@ -73,7 +73,6 @@ class ArenaReader:
     def __init__(self, session: Session, pool: Memory, threads: int = 1) -> None:
         self._session = session
         self._pool = pool
-        session.before_waiting = pool.settle
         self._threads = threads
         self._helpers: ThreadPoolExecutor | None = None
 

@@ -364,6 +364,8 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
             self._daemon.ensure()
         asked = structs.replace(self._asked(), classes=self._counts)
         session = open_session(self.endpoint, asked, self._ids, self._resolved)
+        if self._memory is not None:
+            session.before_waiting = self._memory.settle
         try:
             reader = self._make_reader(session)
         except BaseException:

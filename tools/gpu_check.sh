@@ -47,7 +47,8 @@ for need in google_crc32c:google-crc32c msgspec:msgspec zmq:pyzmq zarr:zarr donf
         "${install[@]}" "${need##*:}" || exit 1
 done
 "$venv/bin/python" -c 'import kvikio' 2>/dev/null ||
-    "${install[@]}" rapids-logger libkvikio-cu13 kvikio-cu13 || echo "gpu_check: no kvikio: files are read by the host"
+    "${install[@]}" rapids-logger libkvikio-cu13 kvikio-cu13 ||
+    echo "gpu_check: no kvikio: files are read by the host"
 
 failed=0
 step() {

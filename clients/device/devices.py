@@ -43,7 +43,7 @@ class Mark:
         """Until the device is there."""
 
     def passed(self) -> bool:
-        """Whether it is."""
+        """Whether the device is there; waits for nothing."""
         return True
 
     def since(self, earlier: Any) -> float:

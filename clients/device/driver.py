@@ -56,7 +56,7 @@ _registered: "weakref.WeakValueDictionary[tuple[int, int], RegisteredMemory]" = 
 
 
 def registered(memory: NDArray[np.uint8], device: torch.device) -> RegisteredMemory:
-    """`memory` as it is registered already, or is now: the driver takes it once only.
+    """The registration of `memory`: the one that there is, as the driver takes memory once only.
 
     Raises CannotRegister.
     """

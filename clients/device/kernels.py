@@ -6,10 +6,10 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = tl.constexpr(1024)  # words that a program moves at a time
-# Enough to read host memory at 0.94 of the link's rate.  Of more, which add nothing to it, the
-# trainer's kernels wait longer for their launch, which comes by the link too.
+# On an H100 16 programs read host memory at 0.94 of the rate of any number of them.  A training
+# step beside them takes 8.0 ms, and 10.8 ms beside as many as there are blocks of rows.
 MOST_PROGRAMS = 16
-MOST_PROGRAMS_CACHED = 64  # which read most rows elsewhere
+MOST_PROGRAMS_CACHED = 64  # of a gather that finds most rows in the device's own memory
 MOST_WORDS = 128  # of a row, of these
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
@@ -20,7 +20,7 @@ def _gather(
     ROW_WORDS: tl.constexpr, WORD_BYTES: tl.constexpr, CACHED: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """Each program: every so many-th block of rows of `out`, COLUMNS words at a time.
+    """Program p of P: blocks p, p + P, ... of ROWS rows of `out`, COLUMNS words at a time.
 
     arena      words, in host memory      read where the row is not in the cache
     addresses  int64 (num_rows,)          byte offsets in the arena; negative: a row of zeros

@@ -164,14 +164,14 @@ class DeviceStaging(Memory):
         while any(batch.releases for batch in self._copied):
             if not self._copied[0].mark.passed():
                 return True
-            self._settle(len(self._copied) - 1)
+            self.finish(leave=len(self._copied) - 1)
         return False
 
     # -- what the thread that reads asks -----------------------------------------------------------
 
     def begin(self) -> None:
         """Before a batch is read: no more than one is being copied."""
-        self._settle(0 if self._borrowed else 1)
+        self.finish(leave=0 if self._borrowed else 1)
         self._memory, self._coming, self._releases = [], {}, []
         self._borrowed = False
 
@@ -204,9 +204,14 @@ class DeviceStaging(Memory):
         self._note(begun, mark)
         return Ready(result, memory, mark)
 
-    def finish(self) -> None:
-        """Wait until the device has read all batches, and release them."""
-        self._settle(0)
+    def finish(self, leave: int = 0) -> None:
+        """Wait until the device has read all but the `leave` newest batches, and release those."""
+        done = self._copied[: max(0, len(self._copied) - leave)]
+        del self._copied[: len(done)]
+        for batch in done:
+            batch.mark.wait()
+            for release in batch.releases:
+                release()
 
     def choice(self) -> Choice | None:
         """What was chosen; None: still measuring."""
@@ -224,15 +229,6 @@ class DeviceStaging(Memory):
         self.device.close()
 
     # -- inside ------------------------------------------------------------------------------------
-
-    def _settle(self, leave: int) -> None:
-        """Release what the device has read, all but the `leave` newest batches."""
-        done = self._copied[: max(0, len(self._copied) - leave)]
-        del self._copied[: len(done)]
-        for batch in done:
-            batch.mark.wait()
-            for release in batch.releases:
-                release()
 
     def _decline(self, why: str) -> None:
         """No rows are gathered by the device."""
@@ -284,10 +280,9 @@ class DeviceStaging(Memory):
             room = self._cache_bytes
             if room is None:
                 room = int(self.device.free_bytes() * CACHE_SHARE)
-            row_bytes = sum(
-                c.spec.row_bytes for c in self._coming.values() if isinstance(c, _GatheredRows)
-            )
-            hot.choose(room * spec.row_bytes // row_bytes)
+            # each array has the rows of equally many nodes there
+            gathered = [c.spec for c in self._coming.values() if isinstance(c, _GatheredRows)]
+            hot.choose(room * spec.row_bytes // sum(s.row_bytes for s in gathered))
         return hot if self._calibration.mode == CACHED else None
 
     def _note(self, begun: Mark, mark: Mark) -> None:

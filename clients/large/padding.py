@@ -165,7 +165,8 @@ def record(
             warm_up()
     torch.cuda.current_stream(device).wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    # "global" would end the recording when a thread that reads ahead waits for a copy meanwhile
+    # with "global", the default, CUDA ends the recording with an error as soon as another thread,
+    # such as the one that reads ahead, waits for a copy
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         run()
     torch.cuda.set_rng_state(state, device)

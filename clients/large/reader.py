@@ -84,7 +84,6 @@ class PartReader(BatchReader):
     def __init__(self, session: Session, pool: Memory, threads: int) -> None:
         super().__init__(session, BufferPool(), threads)  # for the structure as a whole
         self._target = pool
-        session.before_waiting = pool.settle
 
     def read_part(self, step: int, seeds: NDArray[np.int64]) -> Batch:
         """The part of a batch, all of it copied and released; waits for the daemon.
