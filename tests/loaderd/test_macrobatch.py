@@ -1,8 +1,8 @@
 """Macro-batches end to end against plain Python: members, draws, order, passes, memory."""
 
 import shutil
-import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +14,12 @@ from loaderd.api.errors import BatchFailed, Refused
 from loaderd.memory.ledger import served_rows
 from loaderd.monitoring.trace import READ_MACRO, SERVE_MACRO, STAGE
 from loaderd.plans.macrobatch import share_steps
+from loaderd.server.transport import ask_status, parse_either
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.partition.partition import InfluenceOptions, PartitionOptions
 from preprocess.sources.plain import PlainSource
-from tests.daemons import daemon
+from tests.daemons import daemon, until
 from tests.differences import At, same_batch
 from tests.graphs import HALOS, OFFSETS, Csc, spread_csc
 from tests.preprocess.quiet import QUIET
@@ -311,6 +312,12 @@ def test_passes_end_when_the_next_macro_batch_is_there(endpoint):
     data.close()
 
 
+def spans(trace: Path, number: int) -> list[tuple[int, int]]:
+    """Begin and end of each stage of a kind."""
+    stages = [r for r in read_trace(trace) if r.kind == STAGE and r.number == number]
+    return [(int(r.ids[0]), int(r.ids[1])) for r in stages]
+
+
 def test_the_next_is_read_while_one_is_served(graph, tmp_path):
     trace = tmp_path / "trace"
     with daemon(graph[2], "16M", 2, "--trace", str(trace)) as endpoint:
@@ -318,12 +325,17 @@ def test_the_next_is_read_while_one_is_served(graph, tmp_path):
             endpoint, plan="macrobatch", num_neighbors=(2,), batch_size=2, seed=SEED,
             macro_partitions=2,
         )  # fmt: skip
-        for _ in data:
-            time.sleep(0.002)  # a trainer's work
+        steps = steps_of(macros := deal(0, 2), len(data))
+        place = [(m, i) for m in range(len(macros)) for i in range(steps[m])]
+        ask = partial(ask_status, parse_either(endpoint))
+        for batch in data:  # the trainer works on it for as long as it takes to ...
+            m, i = place[batch.step]
+            if i == 2:  # all batches of the one before are gone
+                until(lambda: ask().counters["macro_loaded"] > m + 1, "the next is read")  # noqa: B023
+            elif i == steps[m] - 1 and m + 1 < len(macros):
+                until(lambda: ask().sessions[0].in_flight > 1, "a batch of the next is here")
         data.close()
-    spans = [(r.number, *r.ids.tolist()) for r in read_trace(trace) if r.kind == STAGE]
-    read = [(begin, end) for stage, begin, end in spans if stage == READ_MACRO]
-    served = [(begin, end) for stage, begin, end in spans if stage == SERVE_MACRO]
+    read, served = spans(trace, READ_MACRO), spans(trace, SERVE_MACRO)
     assert len(served) >= 2  # the others were there to the end
     inside = [r for r in read for s in served if s[0] < r[0] and r[1] < s[1]]
     assert len(inside) >= len(served) - 1
