@@ -1,5 +1,7 @@
 """Rows of edges with macro-batches: of every edge that is drawn those that the source has of it."""
 
+from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -47,10 +49,15 @@ def graph(tmp_path_factory):
     return csc, rows, weights, store
 
 
-@pytest.fixture(scope="module", params=["5M", "8M", "64M"])
-def endpoint(request, graph):
+@pytest.fixture(scope="module")
+def endpoint_of(graph):
     """With hardly room for one macro-batch, with more, and with room for all rows of edges."""
-    with daemon(graph[3], request.param, 2) as endpoint:
+    with ExitStack() as daemons:
+
+        @cache
+        def endpoint(mem: str) -> str:
+            return daemons.enter_context(daemon(graph[3], mem, 2))
+
         yield endpoint
 
 
@@ -73,9 +80,25 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_edges_bring_what_the_source_has_of_them(graph, endpoint, case):
+# Each case once at least, copies and drawing with each budget.
+SOME = {
+    "5M": ("without copies", "both", "all", "weighted"),
+    "8M": ("hubs", "replace", "labor"),
+    "64M": ("halos", "both"),
+}
+
+
+@pytest.mark.parametrize(
+    ("mem", "case"),
+    [
+        pytest.param(mem, case, marks=() if case in some else pytest.mark.long)
+        for mem, some in SOME.items()
+        for case in CASES
+    ],
+)
+def test_edges_bring_what_the_source_has_of_them(graph, endpoint_of, mem, case):
     csc, rows, weights, _ = graph
+    endpoint = endpoint_of(mem)
     options = {"macro_partitions": 3, **CASES[case]}
     plain = epoch_of(NeighborDataset, endpoint, return_e_id=True, **options)
     seen = set[int]()
@@ -139,8 +162,14 @@ def several(tmp_path_factory):
     return pairs, store
 
 
-@pytest.mark.parametrize("mem", ["2M", "4M", "64M"])
-@pytest.mark.parametrize("kind", ["a", "p"])
+@pytest.mark.parametrize(
+    ("mem", "kind"),
+    [
+        ("2M", "p"), ("4M", "a"),
+        *(pytest.param(*case, marks=pytest.mark.long)
+          for case in (("2M", "a"), ("4M", "p"), ("64M", "a"), ("64M", "p"))),
+    ],
+)  # fmt: skip
 def test_each_relation_has_its_own(several, mem, kind):
     pairs, store = several
     with daemon(store, mem, 2) as endpoint:

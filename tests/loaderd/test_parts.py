@@ -61,12 +61,22 @@ def owners_of(store: Store, kind: str, servers: int) -> np.ndarray:
     return np.repeat(runs, 40)
 
 
-@pytest.mark.parametrize("mem", [LEAST, AMPLE], ids=["least", "ample"])
+LONG = pytest.mark.long
+
+
+# each number of servers, each kind of map and each budget beside each other one
 @pytest.mark.parametrize(
-    ("servers", "kind"),
+    ("servers", "kind", "mem"),
     [
-        (2, "partitions"), (2, "random"), (4, "random"), (8, "partitions"),
-        pytest.param(8, "random", marks=pytest.mark.long),
+        pytest.param(servers, kind, mem, marks=marks, id=f"{servers}-{kind}-{name}")
+        for servers, kind, name, mem, marks in (
+            (2, "partitions", "least", LEAST, ()), (2, "random", "ample", AMPLE, ()),
+            (4, "random", "least", LEAST, ()), (4, "partitions", "ample", AMPLE, LONG),
+            (2, "partitions", "ample", AMPLE, LONG), (2, "random", "least", LEAST, LONG),
+            (4, "random", "ample", AMPLE, LONG), (8, "partitions", "least", LEAST, LONG),
+            (8, "partitions", "ample", AMPLE, LONG), (8, "random", "least", LEAST, LONG),
+            (8, "random", "ample", AMPLE, LONG),
+        )
     ],
 )  # fmt: skip
 def test_every_daemon_gives_the_batches_of_the_whole_store(
@@ -78,11 +88,16 @@ def test_every_daemon_gives_the_batches_of_the_whole_store(
 
 
 @pytest.mark.parametrize(
-    ("maker", "servers"),
-    [("gap", 2), ("metis", 4), pytest.param("gap", 8, marks=pytest.mark.long)],
-)
+    ("maker", "servers", "mems"),
+    [
+        ("gap", 2, (LEAST,)), ("metis", 4, (AMPLE,)),
+        pytest.param("gap", 2, (AMPLE,), marks=LONG),
+        pytest.param("metis", 4, (LEAST,), marks=LONG),
+        pytest.param("gap", 8, (LEAST, AMPLE), marks=LONG),
+    ],
+)  # fmt: skip
 def test_parts_by_the_maps_that_commands_make(
-    whole: Path, tmp_path: Path, maker: str, servers: int
+    whole: Path, tmp_path: Path, maker: str, servers: int, mems: tuple[int, ...]
 ):
     if maker == "metis":
         pytest.importorskip("pymetis")
@@ -95,7 +110,7 @@ def test_parts_by_the_maps_that_commands_make(
     (tmp_path / "d").mkdir()
     with serving(store, tmp_path / "d", AMPLE) as (endpoint, _):
         digests = {plan: epoch_digest(endpoint, dataset(plan)) for plan in PLANS}
-    for mem in (LEAST, AMPLE):
+    for mem in mems:
         check_digests(parts, tmp_path, mem, digests)
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,10 @@ from loaderd.server.curve import new_pair
 from loaderd.server.transport import ask_status
 
 CLASSES = 16  # of a generated graph
+
+_PORTS = range(20_000, 32_000)  # below net.ipv4.ip_local_port_range, of which connections get one
+_first = os.getpid() * 40 % len(_PORTS)  # processes that ask at one time begin at different ones
+_ports: Iterator[int] = iter([*_PORTS[_first:], *_PORTS[:_first]])
 
 
 def command(*words: str) -> str:
@@ -89,9 +93,15 @@ def make_keys(folder: Path) -> tuple[Path, Path]:
 
 
 def free_port() -> int:
-    """One of this host, at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """One of 127.0.0.1 at which nobody listens, another one each time.
+
+    The kernel gives it to no connection: a peer that is looked for before it listens would be
+    answered by whoever got its port, or connect to itself.
+    """
+    for port in _ports:
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise SystemExit(f"no free port of 127.0.0.1 in {_PORTS}")
 
 
 @contextmanager

@@ -1,7 +1,11 @@
 """Hop-wise batches end to end against plain numpy: order, rows, ranks, resume, memory."""
 
+from collections.abc import Collection
+from contextlib import ExitStack
+from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -46,11 +50,39 @@ def store(tmp_path_factory, splits):
     return path
 
 
-@pytest.fixture(scope="module", params=[ROOM, TIGHT], ids=["held", "passing"])
-def endpoint(request, store):
-    """A daemon with room for all arrays, or for some batches."""
-    with daemon(store, request.param, 2) as endpoint:
+@pytest.fixture(scope="module")
+def endpoint_of(store):
+    """Of a daemon with so much memory: with room for all arrays, or for some batches."""
+    with ExitStack() as daemons:
+
+        @cache
+        def endpoint(mem: str) -> str:
+            return daemons.enter_context(daemon(store, mem, 2))
+
         yield endpoint
+
+
+@pytest.fixture(params=[ROOM, TIGHT], ids=["held", "passing"])
+def endpoint(request, endpoint_of):
+    """With room for all arrays, and for some batches."""
+    return endpoint_of(request.param)
+
+
+def pairs(cases: Collection[Any], held: Collection[Any], passing: Collection[Any]) -> list[Any]:
+    """(memory, case): those named run always, the others with --long."""
+    return [
+        pytest.param(
+            mem, case, id=f"{name}-{case}", marks=() if case in some else pytest.mark.long
+        )
+        for mem, name, some in ((ROOM, "held", held), (TIGHT, "passing", passing))
+        for case in cases
+    ]
+
+
+@cache
+def order_of(*arguments: Any) -> list[int]:
+    """The reference's, which both budgets are compared with."""
+    return list(hop_order(*arguments))
 
 
 @pytest.fixture(scope="module")
@@ -107,13 +139,20 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_batches_are_the_references(endpoint, splits, case):
+@pytest.mark.parametrize(
+    ("mem", "case"),
+    pairs(
+        CASES,
+        held=("rr", "small chunks", "views", "views of rows", "one operator"),
+        passing=CASES.keys() - {"views of chunks", "small chunks", "in order"},
+    ),
+)
+def test_batches_are_the_references(endpoint_of, splits, mem, case):
     options, hops = CASES[case], splits["train"]
-    data = HopDataset(endpoint, batch_size=BATCH, seed=SEED, **options)
+    data = HopDataset(endpoint_of(mem), batch_size=BATCH, seed=SEED, **options)
     for epoch in (0, 3):
         data.set_epoch(epoch)
-        order = hop_order(
+        order = order_of(
             ROWS, SEED, epoch, options.get("method", "cr"), options.get("chunk", BATCH),
             options.get("shuffle", True), options.get("redeal", 0),
         )  # fmt: skip
@@ -142,8 +181,14 @@ def test_arrays_are_named_hop_0_once(other):
     data.close()
 
 
-@pytest.mark.parametrize("options", [{}, {"method": "rr"}, {"chunk": 10}])
-def test_ranks_share_each_step(endpoint, options):
+RANKS = {"cr": {}, "rr": {"method": "rr"}, "small chunks": {"chunk": 10}}
+
+
+@pytest.mark.parametrize(
+    ("mem", "case"), pairs(RANKS, held=["rr"], passing=["cr", "small chunks"])
+)
+def test_ranks_share_each_step(endpoint_of, mem, case):
+    endpoint, options = endpoint_of(mem), RANKS[case]
     whole = HopDataset(endpoint, batch_size=80, seed=SEED, **options)
     four = [
         HopDataset(endpoint, batch_size=80, seed=SEED, rank=r, world_size=4, **options)
@@ -162,8 +207,12 @@ def test_ranks_share_each_step(endpoint, options):
         data.close()
 
 
-@pytest.mark.parametrize("options", [{}, {"method": "rr"}, {"views": True, "chunk": 500}])
-def test_a_run_left_anywhere_goes_on_as_if_it_had_not_been(endpoint, other, options):
+LEFT = {"cr": {}, "rr": {"method": "rr"}, "views": {"views": True, "chunk": 500}}
+
+
+@pytest.mark.parametrize(("mem", "case"), pairs(LEFT, held=["rr"], passing=["cr", "views"]))
+def test_a_run_left_anywhere_goes_on_as_if_it_had_not_been(endpoint_of, other, mem, case):
+    endpoint, options = endpoint_of(mem), LEFT[case]
     data = HopDataset(endpoint, batch_size=BATCH, **options)
     whole = [b.input_id.tolist() for b in data] + [b.input_id.tolist() for b in data]
     steps = len(data)
@@ -185,9 +234,12 @@ def test_a_run_left_anywhere_goes_on_as_if_it_had_not_been(endpoint, other, opti
     data.close()
 
 
-@pytest.mark.parametrize("method", ["cr", "rr"])
-def test_workers_serve_the_same_batches(endpoint, method):
-    data = HopDataset(endpoint, batch_size=BATCH, method=method)
+METHODS = ("cr", "rr")
+
+
+@pytest.mark.parametrize(("mem", "method"), pairs(METHODS, held=["cr"], passing=["rr"]))
+def test_workers_serve_the_same_batches(endpoint_of, mem, method):
+    data = HopDataset(endpoint_of(mem), batch_size=BATCH, method=method)
     alone = [b.input_id.tolist() for b in data]
     data.close()
     data.set_epoch(0)
@@ -339,8 +391,15 @@ RESIDENT = {
 }
 
 
-@pytest.mark.parametrize("case", RESIDENT)
-def test_rows_on_a_device_give_the_same_batches(endpoint, case):
+@pytest.mark.parametrize(
+    ("mem", "case"),
+    pairs(
+        RESIDENT, held=["rr", "no labels"],
+        passing=["cr", "small chunks dealt again", "in order", "second of three ranks"],
+    ),
+)  # fmt: skip
+def test_rows_on_a_device_give_the_same_batches(endpoint_of, mem, case):
+    endpoint = endpoint_of(mem)
     options = {"batch_size": BATCH, "seed": SEED} | RESIDENT[case]
     told = HopDataset(endpoint, **options)
     held = HopDataset(endpoint, resident="cpu", **options)
@@ -396,9 +455,10 @@ def test_advice_is_taken_once_and_recorded(store, monkeypatch, mem, place):
         again.close()
 
 
-@pytest.mark.parametrize("method", ["cr", "rr"])
-def test_a_resumed_run_keeps_the_method_it_was_advised(endpoint, store, method):
+@pytest.mark.parametrize(("mem", "method"), pairs(METHODS, held=["rr"], passing=["cr"]))
+def test_a_resumed_run_keeps_the_method_it_was_advised(endpoint_of, store, mem, method):
     """Another machine may advise another."""
+    endpoint = endpoint_of(mem)
     facts = HopFacts(1, 1, 0, 0, True, 1.0, 1.0)
     own = HopAdvice("host", method, "", facts)
     other = HopAdvice("host", "rr" if method == "cr" else "cr", "", facts)
