@@ -5,11 +5,11 @@ from typing import Self
 
 
 class Closing(ABC):
-    """A `with` that ends by `close`, also if an error leaves it."""
+    """A context manager that ends with `close`, also after an error."""
 
     @abstractmethod
     def close(self) -> None:
-        """End it; it is used no more."""
+        """Close it; it is not used any more."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,8 +1,8 @@
 """Threads, locks, queues and clocks of the block reader and of the engine.
 
-Only this module imports them from the standard library there, and its names are looked up when they
-are used: a test puts a scheduler in their place, which decides at each of them who goes on
-(`tests/schedules.py`).  Otherwise they are the standard library's own objects.
+There, only this module imports them from the standard library, and its names are looked up when
+they are used: a test replaces them by a scheduler, which decides at each of them which thread goes
+on (`tests/schedules.py`).  Otherwise they are the standard library's own objects.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Zarr metadata of a store being written: the one door to zarr-python."""
+"""Zarr metadata of a store being written: the only module that uses zarr-python."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from blockstore.store import numpy_dtype
 
 _METADATA_BYTES = 4096  # of an array, about
 _OF_NODES = ("label", "original_id", "store_id")
-_SIDES = (".crc", ".scale")  # of names of arrays that stand beside another one
+_SIDES = (".crc", ".scale")  # ends of names of arrays that belong to another one
 
 
 class ZarrTree:
@@ -25,7 +25,7 @@ class ZarrTree:
     """
 
     def __init__(self, path: Path) -> None:
-        """In a folder that is empty, or holds such a tree."""
+        """Open or begin a tree in a folder that is empty, or holds such a tree."""
         self._path = path
         with naming(path / ROOT, _METADATA_BYTES):
             self._root = zarr.open_group(LocalStore(path), mode="a", zarr_format=3)
@@ -82,10 +82,10 @@ class ZarrTree:
 
 
 def dimension_names(path: str, ndim: int) -> list[str]:
-    """What xarray calls the dimensions of an array; one name stands for one size below a type.
+    """Names of an array's dimensions for xarray; below a type, one name stands for one size.
 
-    "node" or "edge" where there is a row for each of the type or relation; else, and of further
-    dimensions, where the array lies in the type or relation, and a number.
+    "node" or "edge" if there is a row for each one of the type or relation; else, and for further
+    dimensions, the array's place in the type or relation, and a number.
     """
     *owner, name = path.split("/")
     own = ".".join([*owner[2:], name])

@@ -1,8 +1,8 @@
-"""What can go wrong with a store, one class per thing a caller would do differently."""
+"""Errors of stores: one class for each case that a caller would handle differently."""
 
 
 class StoreError(Exception):
-    """Base of everything that blockstore raises on its own account."""
+    """Base of all errors that blockstore itself raises."""
 
 
 class NotAStore(StoreError):
@@ -30,10 +30,10 @@ class OutOfSpace(StoreError):
 
 
 class BudgetTooSmall(StoreError):
-    """The memory given cannot hold the work; the message says the least that would."""
+    """The memory given cannot hold the work; the message names the least that would."""
 
     def __init__(self, message: str, least_bytes: int = 0) -> None:
-        """`least_bytes`: the same as a number, if whoever plans several works is to compare it."""
+        """`least_bytes`: the same as a number, for callers that compare several of these."""
         super().__init__(message)
         self.least_bytes = least_bytes
 
@@ -47,4 +47,4 @@ class StoreBusy(StoreError):
 
 
 class PoolBroken(StoreError):
-    """A defect of our own: slots of a pool are not free, or not pinned, as its caller was told."""
+    """A defect of our own: slots of a pool are not free, or not pinned, as its caller believes."""

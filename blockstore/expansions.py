@@ -40,7 +40,7 @@ class Expansions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_expansions(path: Path, found: Expansions, counts: NDArray[np.uint32]) -> None:
-    """Put a file in the place of what is there: whole, or not at all.
+    """Write a file, in place of an earlier one: whole, or not at all.
 
     counts   uint32 (hops + 1, nodes)
 
@@ -62,7 +62,7 @@ def write_expansions(path: Path, found: Expansions, counts: NDArray[np.uint32]) 
 
 
 def read_expansions(path: Path) -> tuple[Expansions, NDArray[np.uint32]]:
-    """What a file holds: its counts are mapped, uint32 (hops + 1, nodes), not to be changed.
+    """Read a file; its counts are mapped, uint32 (hops + 1, nodes), not to be changed.
 
     Raises CorruptBlock, OSError.
     """

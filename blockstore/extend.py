@@ -1,8 +1,8 @@
-"""Arrays added to a store that is there: written inside it, moved in, then named by its manifest.
+"""Add arrays to an existing store: written inside it, moved in, then named by its manifest.
 
 Everything is made in the folder `.extend` of the store.  The manifest is replaced by one rename,
-after all that it names is on disk: until then the store is as it was, and who has opened it before
-sees nothing of it at all.  What a dead run left is removed by the next one.
+after all that it names is on disk: until then the store is as it was, and processes that have it
+open see no change at all.  What a dead run left is removed by the next one.
 """
 
 import os
@@ -29,7 +29,7 @@ _TREE, _WORK = "store", "work"
 
 
 class StoreExtender(Closing):
-    """Locked while it is open; leaving it without `commit` undoes everything.
+    """Extends a store, which is locked meanwhile; leaving it without `commit` undoes everything.
 
     Raises NotAStore, UnsupportedVersion, CorruptBlock; StoreBusy: another process extends it.
     """
@@ -48,7 +48,7 @@ class StoreExtender(Closing):
             self.tree, self.work = self._folder / _TREE, self._folder / _WORK
             self.tree.mkdir()  # arrays that are closed lie there as in a store
             self.work.mkdir()  # for temporary files of the caller
-            shutil.copyfile(path / ROOT, self.tree / ROOT)  # with attributes of other people
+            shutil.copyfile(path / ROOT, self.tree / ROOT)  # with attributes of other programs
             self._writer = held.enter_context(
                 StoreWriter(
                     self.tree,
@@ -74,13 +74,13 @@ class StoreExtender(Closing):
         return self._writer.digests
 
     def commit(self, manifest: Manifest) -> Manifest:
-        """The store has the arrays; returns the manifest with its new fingerprint."""
+        """Put the arrays into the store; returns the manifest with its new fingerprint."""
         manifest = self._writer.settle(manifest)
         moves = list(_absent(self.tree, self._path))
         (self._folder / _MOVED).write_bytes(msgspec.json.encode(moves))
         flush(self._folder / _MOVED)
         flush(self._folder)
-        flush(self._path)  # that the folder is there
+        flush(self._path)  # so that the folder is on disk
         for name in moves:
             (self.tree / name).rename(self._path / name)
             flush((self._path / name).parent)

@@ -1,7 +1,7 @@
-"""Options of commands, in groups: each a frozen record, and a panel of --help.
+"""Options of commands, in groups: each group is a frozen dataclass, and a panel of --help.
 
-The record may be the one that the work takes: its fields say what --help says of them, and `panel`
-is the head over them, in place of the docstring.
+The dataclass may be the one that the work itself takes: its fields hold their help texts, and
+`panel` is the title of the panel, in place of the docstring.
 """
 
 import inspect
@@ -26,15 +26,15 @@ def flag(
 ) -> Any:
     """A field that becomes an option; `default` MISSING: it must be given.
 
-    typed   type of what is given, if that is not what the field holds
-    read    makes the field's value of it, and of `default`
+    typed   type on the command line, if that is not the field's type
+    read    converts it, and `default`, to the field's value
     """
     metadata = {"option": Option(*names, help=text, **more), "given": (typed, default, read)}
     return field(default=read(default), metadata=metadata)
 
 
 def several(text: str, *names: str, of: Any = str) -> Any:
-    """A tuple of strings, of an option that may be given several times; `of`: a type of strings."""
+    """A field for an option that may be given several times: a tuple of strings, each an `of`."""
     return flag(
         None, text, *names, typed=list[of] | None, show_default=False,
         read=lambda given: tuple(map(str, given or ())),
@@ -43,7 +43,7 @@ def several(text: str, *names: str, of: Any = str) -> Any:
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """The command with an option for each field of the records that it takes."""
-    annotated: Any = Annotated  # with what is known only here
+    annotated: Any = Annotated  # its arguments are known only at run time
     parameters, records = [], dict[str, Any]()
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         record = parameter.annotation
@@ -82,7 +82,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def command_group(kind: type["OneLineErrors"], purpose: str, version: str) -> Typer:
-    """A command of several, with `--version`; its help is plain text, for logs too."""
+    """A group of commands, with `--version`; its help is plain text, for logs too."""
     app = Typer(
         cls=kind, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
         help=purpose,
@@ -96,14 +96,14 @@ def command_group(kind: type["OneLineErrors"], purpose: str, version: str) -> Ty
     option = Option("--version", callback=show, is_eager=True, help="print the version, and exit")
 
     def of_all(version: Annotated[bool, option] = False) -> None:
-        del version  # its callback has done what there is to do
+        del version  # its callback has done everything
 
     app.callback()(of_all)
     return app
 
 
 def run_app(app: Typer, name: str) -> None:
-    """Run the command line `name` to its exit; what its words get wrong is said in one line."""
+    """Run the command line `name` to its exit; wrong arguments are reported in one line."""
     try:
         sys.exit(app(prog_name=name, standalone_mode=False))
     except _WrongWords as error:
@@ -139,7 +139,7 @@ class Panels(TyperCommand):
 
 
 class OneLineErrors(TyperGroup):
-    """Commands that say in one line what can go wrong, and exit with code 2 then."""
+    """Commands that report expected errors in one line, and exit with code 2."""
 
     expected: ClassVar[tuple[type[Exception], ...]]
 

@@ -16,8 +16,8 @@ SHARD_BYTES = 1 << 30  # a shard holds at most this many bytes of slots
 MANIFEST_KEY = "blockstore"  # in the attributes of the root group
 FINGERPRINT_KEY = "blockstore_fingerprint"  # beside it: of the bytes of the manifest
 ROOT = "zarr.json"  # of the root group
-EXTEND_FOLDER = ".extend"  # in a store, of who adds arrays to it
-STRIPE_FOLDER = ".stripe"  # in a store, of who deals its blocks over disks
+EXTEND_FOLDER = ".extend"  # in a store, while arrays are added to it
+STRIPE_FOLDER = ".stripe"  # in a store, while its blocks are dealt over disks
 OWNERS_FOLDER = "owners"  # in a store, of owner maps
 
 ITEM_BYTES = {  # store dtype -> bytes; bfloat16 is a uint16 array as far as Zarr is concerned
@@ -59,7 +59,7 @@ class BlockHeader(NamedTuple):
     num_edges: int  # edges that lie here, carried ones included
     num_carried: int  # of these, the first ones continue the column before `first_node`
     source_bits: int  # of each source, in a stream of bits
-    source_base: int  # what is added to each: store id of the first node of their type
+    source_base: int  # added to each of them: store id of the first node of their type
 
     def pack(self) -> bytes:
         """The 64 header bytes."""
@@ -92,7 +92,7 @@ def edges_start_bytes(num_nodes: int) -> int:
 
 
 def id_bits(num_nodes: int) -> int:
-    """Bits of the number of a node in its type, which has so many."""
+    """Bits of a node's number in a type that has so many nodes."""
     return max(1, (num_nodes - 1).bit_length())
 
 
@@ -102,7 +102,7 @@ def packed_bytes(count: int, bits: int) -> int:
 
 
 class EdgeLayout(NamedTuple):
-    """What the graph blocks of a relation hold of each edge; the same in all of them."""
+    """What the graph blocks of a relation hold for each edge; the same in all of them."""
 
     id_dtype: str  # uint32 or uint64: of store ids
     source_bits: int  # of a source, in a stream of bits: its store id minus the base
@@ -124,13 +124,12 @@ class EdgeLayout(NamedTuple):
 
     @property
     def bits(self) -> tuple[int, int, int, int]:
-        """Of an edge in each section; 0: the section is not there."""
+        """Bits of an edge in each section; 0: there is no such section."""
         edge_id, weight, time = self.edge_id_bytes, self.weight_bytes, self.time_bytes
         return self.source_bits, 8 * edge_id, 8 * weight, 8 * time
 
     def sections(self, num_nodes: int, num_edges: int) -> list[int]:
-        """Byte offsets in a block of its sections (sources, edge ids, weights, times), then of what
-        follows the last one."""
+        """Byte offsets of a block's sections (sources, edge ids, weights, times) and their end."""
         at = edges_start_bytes(num_nodes)
         offsets = [at]
         at += packed_bytes(num_edges, self.source_bits)
@@ -154,7 +153,7 @@ class RowArray(msgspec.Struct, frozen=True, omit_defaults=True):
     path: str  # of the Zarr array, inside the store
     dtype: str  # a key of ITEM_BYTES
     num_rows: Count
-    row_shape: tuple[int, ...] = ()  # () where a row is one number
+    row_shape: tuple[int, ...] = ()  # () if a row is one number
     source: str = ""  # how the source held it, for export: "dense", "csr" or ""
     scale_path: str = ""  # of the side array float32 (columns,): int8 times scale is the value
     rows_per_block: int = 0  # 0: as many as fill a block; else gapless: `gapless_rows`
@@ -193,7 +192,7 @@ class BlockGeometry(NamedTuple):
 
     @property
     def pages_per_shard(self) -> int:
-        """Of every shard but the last."""
+        """Pages of every shard but the last."""
         return self.blocks_per_shard * self.pages_per_block
 
     def blocks_in(self, shard: int) -> int:
@@ -212,7 +211,7 @@ def _geometry(slot: int, chunk: int, num_blocks: int, rows_per_block: int) -> Bl
 def row_geometry(array: RowArray, block_bytes: int) -> BlockGeometry:
     """Blocks of a row array: whole rows each; a row longer than a block takes whole slots.
 
-    Where the array says how many rows a block has, there are no gaps: a row and the next one are
+    If the array says how many rows a block has, there are no gaps: a row and the next one are
     adjacent bytes of a shard.  Raises CorruptBlock: these rows do not fill whole pages.
     """
     if array.rows_per_block:
@@ -243,11 +242,11 @@ def graph_geometry(num_blocks: int, block_bytes: int) -> BlockGeometry:
 
 
 class Halo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Copies of nodes of a type as slots, group by group: a group a partition, the last the hubs.
+    """Copies of a type's nodes in slots, group by group: one for each partition, one for the hubs.
 
-    Group p are the nodes that partition p needs most from outside of it; the last group are the
-    type's hubs.  Any may be empty.  Inside a group slots stand in the order of their store ids.  A
-    row a slot, in each array.
+    Group p has the nodes that partition p needs most from outside of it; the last group has the
+    type's hubs.  Any may be empty.  Inside a group, slots are in the order of their store ids.
+    Each array has a row for each slot.
     """
 
     nodes: RowArray  # id_dtype: store id of each slot
@@ -269,7 +268,7 @@ class HaloColumns(msgspec.Struct, frozen=True, omit_defaults=True):
 class HopSet(msgspec.Struct, frozen=True, omit_defaults=True):
     """Features of the nodes of a split and what operators make of them, hop by hop.
 
-    All arrays have a row a node, in one seeded random order, and none has gaps: chunks of
+    All arrays have a row per node, in one seeded random order, and none has gaps: chunks of
     consecutive rows are consecutive bytes of a shard.
     """
 
@@ -318,7 +317,7 @@ class Relation(msgspec.Struct, frozen=True, omit_defaults=True):
     has_weights: bool = False  # float32 beside each edge, in its block
     has_times: bool = False  # int64 beside each edge, in its block
     first_edge_path: str = ""  # side array uint64 (num_blocks + 1,): edges before each block
-    features: dict[Name, RowArray] = {}  # a row an edge, in the order of the blocks
+    features: dict[Name, RowArray] = {}  # a row per edge, in the order of the blocks
     splits: dict[Name, RowArray] = {}  # edge ids (), or original ids (source, target) (2,)
     reverse_of: str = ""  # name of the relation (dst, name, src) that this one was made from
     halo: HaloColumns | None = None
@@ -345,7 +344,7 @@ class Partitioning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     num_partitions: int
     slack: float
     gamma: float
-    passes: int  # over all edges; 0 where they were not streamed
+    passes: int  # over all edges; 0 if they were not streamed
     num_train: int  # training nodes
     num_classes: int  # of training nodes
     cut: float  # share of edges between partitions
@@ -428,14 +427,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def edge_layout(manifest: Manifest, relation: Relation) -> EdgeLayout:
-    """Of the graph blocks of a relation and of its copies."""
+    """The layout of the graph blocks of a relation and of its copies."""
     src = next(t for t in manifest.types if t.name == relation.src)
     held = relation.item_bytes(manifest.id_dtype)[1:]
     return EdgeLayout(manifest.id_dtype, id_bits(src.num_nodes), src.first, *held)
 
 
 def columns_of(relation: Relation) -> list[Relation | HaloColumns]:
-    """What of a relation has graph blocks: itself, and its copies."""
+    """All that has graph blocks of a relation: itself, and its copies."""
     return [relation, *([relation.halo] if relation.halo is not None else [])]
 
 
@@ -464,7 +463,7 @@ def side_arrays(manifest: Manifest) -> list[tuple[str, str, int]]:
 
 
 def array_paths(manifest: Manifest) -> set[str]:
-    """Of every array of a store.  Raises CorruptBlock."""
+    """Paths of all arrays of a store.  Raises CorruptBlock."""
     return {path for path, _, _ in (*blocked_arrays(manifest), *side_arrays(manifest))}
 
 

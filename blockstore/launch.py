@@ -33,20 +33,20 @@ class Served(str):
     """The endpoint of a daemon that this process started."""
 
     __slots__ = ("log",)
-    log: Path  # what the daemon says
+    log: Path  # of the daemon
 
 
 @contextmanager
 def serve(store: str | Path, mem: str = "2G", **options: object) -> Iterator[Served]:
-    """Serve a store inside a `with`: the endpoint of a daemon of its own, which ends with it.
+    """Serve a store inside a `with`, by a daemon of its own that ends with it; gives the endpoint.
 
         with blockstore.serve("/data/store", mem="4G") as endpoint:
             loader = NeighborLoader(endpoint, [15, 10], "train")
 
     mem       memory of the daemon, such as 512M or 32G
-    options   more of `loaderd serve`: `workers=4` is `--workers 4`
+    options   further options of `loaderd serve`: `workers=4` is `--workers 4`
 
-    The daemon ends with this process too, also if that is killed.  Raises NotAStore; NotServed: it
+    The daemon also ends with this process, even if that is killed.  Raises NotAStore; NotServed: it
     did not start; the message has the last lines of its log.
     """
     read_root(Path(store))
@@ -177,7 +177,7 @@ def _listens(folder: Path) -> bool:
 
 
 def _start(store: Path, folder: Path, options: list[str]) -> "subprocess.Popen[bytes]":
-    """A daemon that serves.  Raises NotServed."""
+    """Start a daemon, and wait until it serves.  Raises NotServed."""
     words = ["serve", str(store), "--endpoint", _endpoint(folder), *options]
     words += ["--while-used", str(folder / _USERS)]
     with (folder / _LOG).open("wb") as log:
@@ -212,7 +212,7 @@ def _last_lines(log: Path) -> str:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """The daemon drains; one that does not is killed."""
+    """Have the daemon drain; kill it if it takes too long."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from blockstore.errors import StoreBusy
 
-LOCK = "lock"  # of the file in it
+LOCK = "lock"  # name of the file in it
 
 
 def lock_folder(folder: Path, store: Path, work: str) -> int:
-    """Make a folder and lock it: a descriptor, which holds the lock until it is closed.
+    """Make a folder and lock it; returns a descriptor, which holds the lock until it is closed.
 
     Whoever holds it may remove the folder.  Raises StoreBusy: another process has it, for `work` on
     `store`.

@@ -1,4 +1,4 @@
-"""Writing the part of a store that one server serves."""
+"""Writes the part of a store that one server serves."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ Advance = Callable[[int], None]  # bytes that were written
 
 
 def plan_part(store: Store, owners: str, server: int) -> StorePart:
-    """What the part of a server would have.
+    """Plan the part of a server.
 
     Raises StoreError: there is no such map or server, or the store is itself a part; CorruptBlock.
     """
@@ -70,7 +70,7 @@ def _present(part: StorePart, path: str, geometry: BlockGeometry) -> list[tuple[
 def _copy(
     file: BlockedFile, folder: Path, ndim: int, present: list[tuple[int, int]], advance: Advance
 ) -> None:
-    """Runs of blocks into shards of full length, the rest of which are holes."""
+    """Copy runs of blocks into shards of full length, whose other blocks are holes."""
     geometry = file.geometry
     paths = [folder / shard_path(file.path, i, ndim) for i in range(geometry.num_shards)]
     fds: list[int] = []
@@ -89,7 +89,7 @@ def _copy(
 
 
 def make_hole(path: Path, geometry: BlockGeometry, shard: int) -> None:
-    """A shard of an array in its full length, with its index; its blocks are holes."""
+    """Make a shard of an array in its full length, with its index; its blocks are holes."""
     count = geometry.blocks_in(shard)
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

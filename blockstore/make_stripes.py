@@ -1,8 +1,8 @@
-"""Dealing the blocks of a store over folders, and gathering them again.  FORMAT.md, "Stripes".
+"""Deals the blocks of a store over folders, and gathers them again.  FORMAT.md, "Stripes".
 
 All files of a dealing are new ones, in a folder of its own name; one rename of `stripes.json`, or
-its removal, decides where readers look.  So a run that ends anywhere leaves the store as it was, or
-dealt, and the next run removes what is then of no use.
+its removal, decides where readers look.  So a run that is cut off anywhere leaves the store as it
+was, or dealt, and the next run removes what is then of no use.
 """
 
 import os
@@ -43,11 +43,11 @@ from blockstore.validate import check_path
 
 Advance = Callable[[int], None]  # bytes that were written
 _BEGUN, _TREE = "begun.json", "store"
-_LANES, _LANE_BYTES = 4, 4 << 20  # that copy at once, so much each
+_LANES, _LANE_BYTES = 4, 4 << 20  # threads that copy at once; bytes for each
 
 
 class _Begun(msgspec.Struct, frozen=True):
-    """What a run is about to do: it is on disk before anything else is."""
+    """What a run is about to do: written to disk before anything else."""
 
     old: StripeSet | None
     new: StripeSet | None  # None: blocks are gathered
@@ -119,7 +119,7 @@ def deal_store(path: Path, folders: Sequence[Path], advance: Advance) -> Store:
 
 
 def _deal(store: Store, new: StripeSet, record: Path, advance: Advance) -> None:
-    """Write the files of a dealing; then readers look there."""
+    """Write the files of a dealing, then have readers look there."""
     made = [folder.parent for part in new.parts() for folder in missing_parents(part)]
     for number, part in enumerate(new.parts()):
         with naming(part, 4096):
@@ -142,7 +142,7 @@ def _deal(store: Store, new: StripeSet, record: Path, advance: Advance) -> None:
 
 
 def _gather(store: Store, tree: Path, advance: Advance) -> None:
-    """Write shards; when all are in the store, readers look there."""
+    """Write shards; when all are in the store, have readers look there."""
     assert store.stripes is not None
     dealt = [a for a in blocked_arrays(store.manifest) if a[0] in store.stripes.arrays]
     for path, geometry, ndim in dealt:
@@ -162,7 +162,7 @@ def _gather(store: Store, tree: Path, advance: Advance) -> None:
 
 
 def copy_blocks(file: BlockedFile, target: BlockedFile, advance: Advance) -> None:
-    """The blocks of a file to where those of another one lie."""
+    """Copy the blocks of a file to the places of another one's."""
     for path in target.shards:  # one may get no block
         os.close(open_to_write(path)[0])
     with ThreadPoolExecutor(_LANES) as pool:
@@ -190,7 +190,7 @@ def _copy_lane(
 
 
 def _end(path: Path) -> None:
-    """Where it cannot be cleaned, what is to be removed stays on record."""
+    """Clean up; if that fails, the record of what to remove stays."""
     _clean(path)
     shutil.rmtree(path / STRIPE_FOLDER, ignore_errors=True)
 
@@ -209,7 +209,7 @@ def _clean(path: Path) -> None:
             check_path(dealing.id)  # what it names is removed
             for part in dealing.parts():
                 shutil.rmtree(part, ignore_errors=True)
-    # of arrays that are dealt nothing is in the store: shards of before, or of a gathering
+    # dealt arrays have no shards in the store: remove old ones, or those of a gathering
     for name in now.arrays if now else ():
         shutil.rmtree(path / name / "c", ignore_errors=True)
     shutil.rmtree(path / STRIPE_FOLDER / _TREE, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Owner maps of a store: which of several trainers owns each node.  FORMAT.md, "Owner maps".
 
 A map lies in a folder of the store, and appears by one rename.  Neither manifest nor fingerprint
-know it: it decides who gets what of a batch, not what is in a batch.
+know it: it decides which trainer gets which part of a batch, not what is in a batch.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 class OwnerFacts(msgspec.Struct, frozen=True):
-    """What a map says of itself."""
+    """The metadata of a map."""
 
     format: int
     fingerprint: str  # of its store
@@ -58,7 +58,7 @@ def owner_dtype(owners: int) -> type[np.uint8] | type[np.uint16]:
 
 
 def list_owners(store: Store) -> list[str]:
-    """Names of the maps that are there, sorted; what is being written is none."""
+    """Names of the maps that are there, sorted, without those that are being written."""
     try:
         with os.scandir(store.path / OWNERS_FOLDER) as found:
             return sorted(e.name for e in found if e.is_dir() and _NAME.fullmatch(e.name))
@@ -67,7 +67,7 @@ def list_owners(store: Store) -> list[str]:
 
 
 def read_facts(store: Store, name: str) -> OwnerFacts:
-    """What a map says of itself, also one of another store.
+    """Read the metadata of a map, also if it is of another store.
 
     Raises StoreError: there is no such map; CorruptBlock.
     """
@@ -78,7 +78,7 @@ def read_facts(store: Store, name: str) -> OwnerFacts:
 
 
 def check_owners(store: Store, name: str) -> tuple[OwnerFacts, NDArray[Any]]:
-    """A map, every page of it verified, also one of another store: facts, and `OwnerMap.owner`.
+    """Read and verify a map, also if it is of another store: its facts, and `OwnerMap.owner`.
 
     Raises StoreError: there is no such map; CorruptBlock.
     """
@@ -111,7 +111,7 @@ def check_owners(store: Store, name: str) -> tuple[OwnerFacts, NDArray[Any]]:
 
 
 def read_owners(store: Store, name: str) -> OwnerMap:
-    """A map of this store, every page of it verified.
+    """Read a map of this store; every page is verified.
 
     Raises StoreError: there is no such map, or it is of another store; CorruptBlock.
     """
@@ -155,7 +155,7 @@ def write_owners(
                 file.write(data.data)
                 file.write(crcs.data)
             write_digested(folder / MAP, "map", made)
-        flush(store.path)  # that the folder of the maps is there
+        flush(store.path)  # so that the folder of the maps is on disk
     return OwnerMap(name, owners, owner, made.digest, facts)
 
 
@@ -169,7 +169,7 @@ def check_name(store: Store, name: str) -> None:
 
 
 def remove_owners(store: Store, name: str) -> None:
-    """Processes that have read the map keep it.  Raises StoreError: there is no such map."""
+    """Remove a map; processes that have read it keep it.  Raises StoreError: there is none."""
     folder = _folder(store, name)
     gone = folder.with_name(f".{name}.partial-{os.getpid()}")
     folder.rename(gone)  # nobody finds half of a map
@@ -177,7 +177,7 @@ def remove_owners(store: Store, name: str) -> None:
 
 
 def _folder(store: Store, name: str) -> Path:
-    """Of a map that is there.  Raises StoreError."""
+    """The folder of a map that is there.  Raises StoreError."""
     names = list_owners(store)
     if name not in names:
         raise StoreError(

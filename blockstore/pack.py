@@ -1,4 +1,4 @@
-"""Columns of a CSC, in order, into graph blocks; and a block taken apart."""
+"""Packs columns of a CSC, in order, into graph blocks; and takes a block apart."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -59,11 +59,11 @@ class GraphPacker:
         weights: NDArray[np.float32] | None = None,
         times: NDArray[np.int64] | None = None,
     ) -> None:
-        """The next consecutive columns, whole.
+        """Append the next consecutive columns, whole.
 
         degrees   int64 (columns,)
         sources   id_dtype (sum of degrees,)
-        edge_ids, weights, times  the same length, where the layout has them
+        edge_ids, weights, times  the same length, if the layout has them
         """
         edges_of = (sources, edge_ids, weights, times)
         at = edge = 0
@@ -209,7 +209,7 @@ def unpack_block(block: NDArray[np.uint8], where: str) -> GraphBlock:
 
 
 def _layout_of(header: BlockHeader, where: str) -> EdgeLayout:
-    """What a header says of the edges.  Raises CorruptBlock."""
+    """The edge layout that a header describes.  Raises CorruptBlock."""
     flags, bits, base = header.flags, header.source_bits, header.source_base
     id_dtype = "uint64" if flags & WIDE_NODE_IDS else "uint32"
     if not 1 <= bits <= MOST_ID_BITS or base + (1 << bits) > 1 << 64:

@@ -1,7 +1,7 @@
-"""A part of a store: all of it but rows of features that other servers have.  FORMAT.md, "Parts".
+"""A part of a store: all but the rows of features that other servers have.  FORMAT.md, "Parts".
 
 Blocks in which no row belongs to this server are holes of sparse files.  `part.json` says which
-rows are here, and who has the others; a page of zeros and its checksum do not.
+rows are here, and which servers have the others; a page of zeros and its checksum do not.
 """
 
 import os
@@ -47,7 +47,7 @@ class StorePart(msgspec.Struct, frozen=True):
 
 
 class Holes(NamedTuple):
-    """Which blocks of an array are here, and who has the others."""
+    """Which blocks of an array are here, and which servers have the others."""
 
     server: int
     keepers: NDArray[np.uint16]  # (blocks,): the server that a block is read from
@@ -70,8 +70,9 @@ class Holes(NamedTuple):
 
 
 def find_keepers(owner: NDArray[Any], rows_per_block: int, server: int) -> NDArray[np.uint16]:
-    """Who each block of an array is read from, uint16 (blocks,): `server` if it owns any row there,
-    else the owner of the block's first row, which has it.
+    """The server that each block of an array is read from: uint16 (blocks,).
+
+    `server` if it owns any row of the block, else the owner of the first row, which has the block.
 
     owner   any integers (rows,)
     """
@@ -83,7 +84,7 @@ def find_keepers(owner: NDArray[Any], rows_per_block: int, server: int) -> NDArr
 
 
 def kept_rows(keepers: NDArray[np.uint16], rows_per_block: int, num_rows: int) -> list[KeptRows]:
-    """The same as runs of rows."""
+    """The keepers of blocks as runs of rows."""
     cuts = [0, *(np.flatnonzero(np.diff(keepers)) + 1).tolist(), keepers.size]
     return [
         KeptRows(low * rows_per_block, min(high * rows_per_block, num_rows), int(keepers[low]))
@@ -98,7 +99,7 @@ def split_arrays(manifest: Manifest) -> list[tuple[int, RowArray]]:
 
 
 def without_hops(manifest: Manifest) -> Manifest:
-    """What of a store is in its parts; the fingerprint is that of the store."""
+    """The manifest without what parts lack; the fingerprint is that of the store."""
     types = tuple(msgspec.structs.replace(t, hops={}) for t in manifest.types)
     bare = msgspec.structs.replace(manifest, types=types)
     files = {name: manifest.files[name] for name in bound_files(bare)}
@@ -145,7 +146,7 @@ def _covers(
 
 
 def holes_of(part: StorePart, path: str, geometry: BlockGeometry) -> Holes | None:
-    """Of an array; None: it has none, and is here as a whole."""
+    """Holes of an array; None: it has none, and is here as a whole."""
     runs = part.rows.get(path)
     if runs is None:
         return None
@@ -158,7 +159,7 @@ def holes_of(part: StorePart, path: str, geometry: BlockGeometry) -> Holes | Non
 def part_of(
     manifest: Manifest, owner: NDArray[Any], server: int, servers: int, owners: tuple[str, str]
 ) -> StorePart:
-    """What the part of a server has.
+    """The part of a server.
 
     owner    any integers (nodes,)   by store id
     owners   name and digest of the map

@@ -35,14 +35,14 @@ class _Version(msgspec.Struct):
 
 
 def digest(raw: bytes) -> str:
-    """32 hex digits: what is held of a bound file, and the fingerprint of a manifest."""
+    """Digest of a bound file, or fingerprint of a manifest: 32 hex digits."""
     return hashlib.blake2b(raw, digest_size=16).hexdigest()
 
 
 def write_digested(path: Path, name: str, record: object) -> None:
-    """A JSON file of a record and its digest.
+    """Write a JSON file of a record and its digest.
 
-    name   what the record is called in the file
+    name   name of the record in the file
     """
     raw = msgspec.json.encode(record)
     path.write_bytes(msgspec.json.encode({"digest": digest(raw), name: msgspec.Raw(raw)}))
@@ -51,7 +51,7 @@ def write_digested(path: Path, name: str, record: object) -> None:
 def read_digested(
     path: Path, name: str, kind: type[_RecordT], version: int, mends: str
 ) -> _RecordT:
-    """The record of such a file, whose field `format` tells its version.
+    """Read the record of such a file, whose field `format` tells its version.
 
     mends   what to do if it is damaged
 
@@ -71,7 +71,7 @@ def read_digested(
 
 
 def read_root(folder: Path) -> Manifest:
-    """The manifest of a store, with its fingerprint, which is that of the bytes in the file.
+    """Read the manifest of a store, with its fingerprint, which is that of the bytes in the file.
 
     Raises NotAStore, UnsupportedVersion, CorruptBlock.
     """
@@ -114,7 +114,7 @@ def read_root(folder: Path) -> Manifest:
 def write_root(folder: Path, manifest: Manifest) -> Manifest:
     """Put a manifest into the group that is there; returns it with its fingerprint.
 
-    The group has the new one or what it had, and keeps the attributes of other programs.
+    The group has the new manifest or the old one, and keeps the attributes of other programs.
     """
     path, fresh = folder / ROOT, folder / f"{ROOT}.partial"
     document = json.loads(path.read_bytes())
@@ -131,10 +131,10 @@ def write_root(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def read_bound(root: str, manifest: Manifest, name: str, size: int = 0) -> bytes:
-    """A bound file.  Raises CorruptBlock: it is missing, or is not the one that was bound.
+    """Read a bound file.  Raises CorruptBlock: it is missing, or is not the one that was bound.
 
     root   of the store, without links: `os.path.realpath`
-    size   of the file, of which nothing is read if it has another one; 0: of metadata, a small one
+    size   expected, else nothing is read of the file; 0: of metadata, any small size
     """
     path = inside(root, name)
     try:
@@ -155,7 +155,7 @@ def read_bound(root: str, manifest: Manifest, name: str, size: int = 0) -> bytes
 
 
 def _encode(document: object) -> bytes:
-    """As Zarr writes it: who adds an attribute with it leaves the manifest as it is."""
+    """As Zarr writes it: a program that adds an attribute by Zarr keeps the manifest's bytes."""
     return json.dumps(document, indent=2).encode()
 
 

@@ -63,11 +63,11 @@ class BlockedFile:
 
     path: str  # of the array inside the store
     geometry: BlockGeometry
-    shards: tuple[Path, ...]  # or, where blocks are dealt over disks, a file on each
+    shards: tuple[Path, ...]  # or, if blocks are dealt over disks, a file on each
     crcs: NDArray[np.uint32]  # (num_blocks * pages_per_block,)
-    check: GraphCheck | RowCheck | None = None  # for whoever reads a block; None: any bytes do
+    check: GraphCheck | RowCheck | None = None  # of blocks that are read; None: any bytes do
     holes: Holes | None = None  # blocks that are not in this part of a store; None: all are here
-    pages: PageSource | None = None  # where pages come from that are holes; None: all are here
+    pages: PageSource | None = None  # source of pages that are holes; None: all are here
     deal: Deal | None = None  # how blocks are dealt; None: they are in shards
 
     def place(self, page: int) -> tuple[int, int]:
@@ -82,7 +82,7 @@ class BlockedFile:
         return f"{self.shards[file]}+{page * PAGE_BYTES}"
 
     def check_blocks(self, block: int, data: NDArray[np.uint8]) -> None:
-        """What adjacent blocks say whose pages are right, uint8.  Raises CorruptBlock: the file."""
+        """Check adjacent blocks whose pages are right, uint8.  Raises CorruptBlock: the file."""
         if self.check is None:
             return
         size = self.geometry.slot_bytes
@@ -92,7 +92,7 @@ class BlockedFile:
             self.check.check(at // size, part, size, str(path))
 
     def ranges(self, first: int, stop: int) -> list[FileRange]:
-        """Where bytes [first, stop) of the slots lie, counted through all files, in order."""
+        """File ranges of bytes [first, stop) of the slots, counted through all files, in order."""
         found = []
         unit = self.geometry.pages_per_shard if self.deal is None else self.deal.unit_pages
         while first < stop:
@@ -104,9 +104,9 @@ class BlockedFile:
         return found
 
     def row_ranges(self, row_bytes: int, first: int, stop: int) -> list[FileRange]:
-        """Where rows [first, stop) lie, in order: nothing is between the rows.
+        """File ranges of rows [first, stop), in order: nothing is between the rows.
 
-        Of an array without gaps, such as hops: rows of other arrays are not adjacent.
+        For an array without gaps, such as hops: rows of other arrays are not adjacent.
         Raises ValueError: there are gaps, or no such rows.
         """
         g = self.geometry
@@ -139,7 +139,7 @@ class Store:
         """`manifest`: has been checked.
 
         part      which part of a store it is; None: it is whole
-        pages     where pages of blocks come from that are not in its files; None: all are
+        pages     source of pages of blocks that are not in its files; None: all are
         stripes   over which disks its blocks are dealt; None: they are in its folder
         """
         self.path, self.part, self.pages, self.stripes = path, part, pages, stripes
@@ -243,7 +243,7 @@ class Store:
         return self._tables[path]
 
     def scale(self, array: RowArray) -> NDArray[np.float32]:
-        """What the values of an int8 array are multiplied by, float32 (columns,), finite.
+        """Factors of the values of an int8 array, float32 (columns,), finite.
 
         Raises CorruptBlock.
         """
@@ -264,7 +264,7 @@ class Store:
         return np.frombuffer(raw, dtype, size)
 
     def check_files(self) -> None:
-        """Every file is there and the one that was written, but for what pages of blocks hold.
+        """Check that every file is there and as it was written, except for pages of blocks.
 
         These are verified when they are read.  Raises CorruptBlock: the first fault.
         """
@@ -291,7 +291,7 @@ class Store:
 
 
 def open_store(path: Path) -> Store:
-    """Open a store: all of it but the pages of its blocks is looked at.
+    """Open a store; all of it except the pages of its blocks is checked.
 
     Raises NotAStore, UnsupportedVersion, CorruptBlock; StoreError: a disk that it is dealt to is
     missing, or another one.
@@ -316,7 +316,7 @@ def scan_blocks(
 
     lane   (i, n)   only parts i, i + n, i + 2 n, ... of those that come: n threads share the work
 
-    Checksums fit, and so does what the blocks say.  The array is reused by the next step.  Raises
+    Checksums are verified, and what the blocks say.  The array is reused by the next step.  Raises
     CorruptBlock; AbsentRows: one is not in this part of the store.
     """
     geometry = file.geometry
@@ -465,5 +465,5 @@ def shard_index(geometry: BlockGeometry, num_blocks: int) -> bytes:
 
 
 def crc_bytes(raw: bytes) -> bytes:
-    """The crc32c that Zarr's codec puts behind bytes."""
+    """The crc32c that Zarr's codec appends to bytes."""
     return int(google_crc32c.value(raw)).to_bytes(4, "little")

@@ -26,16 +26,16 @@ _MENDS = "restore it from a copy, or ingest again"
 
 
 class StripeSet(msgspec.Struct, frozen=True):
-    """Over which folders the blocks of a store are dealt."""
+    """The folders over which the blocks of a store are dealt."""
 
     format: int
-    id: str  # of this dealing, which no other one has; in each folder the name of what is of it
+    id: str  # unique to this dealing; the name of its folder in each of `folders`
     unit_bytes: int
     folders: tuple[str, ...]  # absolute paths
     arrays: tuple[str, ...]  # paths of those that are dealt; others are in the store
 
     def parts(self) -> list[Path]:
-        """In each folder, what is of this dealing."""
+        """The folders of this dealing, one in each of `folders`."""
         return [Path(folder, self.id) for folder in self.folders]
 
     def deal(self, path: str, geometry: BlockGeometry) -> "Deal":
@@ -101,7 +101,7 @@ class Deal(NamedTuple):
 
 
 def read_stripes(store: Path, arrays: frozenset[str]) -> StripeSet | None:
-    """How a store is dealt; None: it is not.  Each folder is there, and is the one it should be.
+    """How a store is dealt; None: it is not.  Checks that each folder is there, and the right one.
 
     arrays   paths of its arrays of blocks
 
@@ -160,7 +160,7 @@ def _check_folder(store: Path, found: StripeSet, number: int) -> None:
 
 
 def check_files(deal: Deal) -> None:
-    """Each file of an array is there, in its length.  Raises CorruptBlock."""
+    """Check that each file of an array is there, in its length.  Raises CorruptBlock."""
     for number, path in enumerate(deal.files):
         expected = deal.file_pages(number) * PAGE_BYTES
         try:

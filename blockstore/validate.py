@@ -1,4 +1,4 @@
-"""Whether what a store says can be believed: everything that is used as a size, an index or a path.
+"""Validates what a store says: everything that is used as a size, an index or a path.
 
 Checksums tell that bytes are those that were written, not that whoever wrote them meant well.  A
 manifest is checked when the store is opened, tables when they are read, graph blocks after each
@@ -63,7 +63,7 @@ def _expect(sound: bool, what: str, found: object, expected: object) -> None:
 
 
 def check_manifest(manifest: Manifest, where: Path) -> None:
-    """Every number, name, dtype and path, alone and against the others.  Nothing is read.
+    """Check every number, name, dtype and path, alone and against the others.  Nothing is read.
 
     where   of the manifest; opens the message
 
@@ -146,7 +146,7 @@ def _check_array(array: RowArray, block_bytes: int) -> None:
 
 
 def check_path(path: str) -> None:
-    """It stays inside the store, if there are no links.  Raises CorruptBlock."""
+    """Check that a path stays inside the store, links aside.  Raises CorruptBlock."""
     if "\0" in path or {"", ".", ".."} & set(path.split("/")):
         raise CorruptBlock(
             f"path {path[:80]!r}: expected one relative to the store, without '.' and '..'"
@@ -161,7 +161,7 @@ class _Rows(NamedTuple):
     num_rows: int
     dtypes: Collection[str] = ITEM_BYTES
     shape: tuple[int, ...] | None = None  # None: any
-    ids: tuple[int, ...] = ()  # least value, then what values of each column are below
+    ids: tuple[int, ...] = ()  # least value, then the exclusive bound of each column
 
     def check(self) -> None:
         what, array = self.what, self.array
@@ -273,7 +273,7 @@ def _check_relation(manifest: Manifest, relation: Relation) -> None:
 
 
 def row_checks(manifest: Manifest) -> dict[str, "RowCheck"]:
-    """Of every array of ids, by path."""
+    """Checks of all arrays of ids, by path."""
     return {
         rows.array.path: RowCheck(
             rows.array, row_geometry(rows.array, manifest.block_bytes).rows_per_block,
@@ -291,10 +291,10 @@ class RowCheck:
     array: RowArray
     rows_per_block: int
     first: int  # least value
-    stop: NDArray[np.int64]  # of each column: values are below
+    stop: NDArray[np.int64]  # exclusive bound of each column's values
 
     def check(self, block: int, data: NDArray[np.uint8], size: int, where: str) -> None:
-        """Adjacent blocks of `size` bytes as they were read, uint8.  Raises CorruptBlock."""
+        """Check adjacent blocks of `size` bytes as they were read, uint8.  Raises CorruptBlock."""
         for i in range(data.size // size):
             self._check_rows(block + i, data[i * size : (i + 1) * size], where)
 
@@ -315,7 +315,7 @@ class RowCheck:
 def check_offsets(
     offsets: NDArray[np.uint64], first: int, stop: int, what: str, where: Path
 ) -> NDArray[np.uint64]:
-    """Offsets ascend from `first` to `stop`; returns them.  Raises CorruptBlock."""
+    """Check that offsets ascend from `first` to `stop`; returns them.  Raises CorruptBlock."""
     sound = int(offsets[0]) == first and int(offsets[-1]) == stop
     if not sound or (offsets[1:] < offsets[:-1]).any():
         raise CorruptBlock(
@@ -363,9 +363,9 @@ class GraphCheck:
     ) -> int:
         """The first page of a block, uint8 (block_bytes,), whose checksum is wrong, or -1.
 
-        Where all are right the block says what it must.  Sources are checked while their page is in
-        the cache: a pass of its own over blocks of 1 MiB takes as long as the checksums.  Raises
-        CorruptBlock.
+        If all are right, the block's contents are checked, too.  Sources are checked while their
+        page is in the cache: a pass of its own over blocks of 1 MiB takes as long as the checksums.
+        Raises CorruptBlock.
         """
         bad, sound = check_pages(data, expected, block, self.expected)
         if bad < 0:
@@ -375,7 +375,7 @@ class GraphCheck:
         return int(bad)
 
     def check(self, block: int, data: NDArray[np.uint8], size: int, where: str) -> None:
-        """Adjacent blocks of `size` bytes whose pages are right, uint8.
+        """Check adjacent blocks of `size` bytes whose pages are right, uint8.
 
         One call for all of them: small blocks take less time than a call does.  Raises
         CorruptBlock.
@@ -387,7 +387,7 @@ class GraphCheck:
             self.check_part(block + bad, part, 0, size, where)
 
     def check_head(self, block: int, data: NDArray[np.uint8], where: str) -> None:
-        """Header and offsets of a block, uint8: these, or more.  Raises CorruptBlock."""
+        """Check header and offsets of a block, uint8: these, or more.  Raises CorruptBlock."""
         bad = int(check_head(data.view(np.uint32), block, self.expected))
         if bad != GOOD:
             self._say(bad, block, data, where)
@@ -395,8 +395,8 @@ class GraphCheck:
     def check_part(
         self, block: int, data: NDArray[np.uint8], low: int, high: int, where: str
     ) -> None:
-        """Sources that lie as a whole in bytes [low, high) of a block, uint8 (block_bytes,), whose
-        head is good.  Raises CorruptBlock."""
+        """Check the sources that lie wholly in bytes [low, high) of a block, uint8 (block_bytes,),
+        whose head is good.  Raises CorruptBlock."""
         expected, bits = self.expected, self.expected.source_bits
         nodes, edges = (
             int(table[block + 1] - table[block])
@@ -443,7 +443,7 @@ def _check_room(
     block_bytes: int,
     where: Path,
 ) -> None:
-    """Every block has room for its columns and edges.  Raises CorruptBlock."""
+    """Check that every block has room for its columns and edges.  Raises CorruptBlock."""
     most = np.uint64(8 * block_bytes)  # more of either would not fit, and sums could wrap
     nodes, edges = (
         np.minimum(np.diff(table), most).astype(np.int64) for table in (first_node, first_edge)

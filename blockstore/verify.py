@@ -1,7 +1,7 @@
-"""Everything that can be checked of a store: each checksum and each cross-reference.
+"""Checks all of a store: each checksum and each cross-reference.
 
 What a graph block says of itself is checked as it is read (`validate.GraphCheck`): its place in the
-object index, its offsets and its sources.  Here is what takes more than one block to see.
+object index, its offsets and its sources.  Here is what takes more than one block to check.
 
 An array and its copy need not be in memory together: 64-bit digests of the rows, or of the columns,
 that were copied are taken in one pass over the array, and compared in one over the copy.
@@ -43,16 +43,16 @@ from blockstore.validate import copied_arrays
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What was looked at and found good."""
+    """What was checked and found good."""
 
     blocks: int = 0
     pages: int = 0
     nodes: int = 0
     edges: int = 0
     bytes: int = 0
-    strays: tuple[str, ...] = ()  # files that lie in the folder and are not of the store
+    strays: tuple[str, ...] = ()  # files in the folder that are not of the store
     foreign_maps: tuple[str, ...] = ()  # owner maps of another store, or of this before a change
-    part: str = ""  # which part of a store it is, of which what is here was looked at
+    part: str = ""  # which part of a store it is; what is here of it was checked
     stripes: str = ""  # where its blocks are, if they are dealt over disks
 
 
@@ -88,7 +88,7 @@ def verify_store(path: Path) -> VerifyReport:
 
 
 def _check_part(store: Store, part: StorePart) -> None:
-    """Its owner map is here, and gives the rows that it says are here."""
+    """Check that its owner map is here, and gives the rows that the part says are here."""
     found = read_owners(store, part.owners)
     names = part.owners, found.digest
     if part_of(store.manifest, found.owner, part.server, found.owners, names) != part:
@@ -127,7 +127,7 @@ def _check_rows(store: Store, array: RowArray, report: VerifyReport) -> None:
 
 
 def _check_ids(store: Store, node_type: NodeType) -> None:
-    """original_id and store_id undo each other."""
+    """Check that original_id and store_id are inverse to each other."""
     where = store.path / node_type.store_id.path
     original = read_rows(store, node_type.original_id).astype(np.int64)
     for first, rows in scan_rows(store, node_type.store_id):
@@ -142,9 +142,9 @@ def _check_ids(store: Store, node_type: NodeType) -> None:
 
 
 def _check_hops(store: Store, node_type: NodeType, hops: HopSet) -> None:
-    """Each node occurs once; labels and hop 0 are those of the type.
+    """Check that each node occurs once, and that labels and hop 0 are those of the type.
 
-    Memory: ids of the type and, where the set has as many nodes, four times those.
+    Memory: ids of the type and, if the set has as many nodes, four times those.
     """
     where = store.path / hops.nodes.path
     nodes = read_rows(store, hops.nodes)
@@ -197,14 +197,14 @@ class _EdgeIds:
 
     def __init__(self, relation: Relation) -> None:
         self._limit = bits = 2 * relation.num_source_edges
-        # where ids are few among very many, they are kept: no table is larger than the store
+        # if ids are few out of very many, they are kept: no table is larger than the store
         self._kept: list[NDArray[np.int64]] | None = None
         if bits > 1024 * max(1024, relation.num_edges):
             self._kept, bits = [], 0
         self._seen = np.zeros(-(-bits // 8), np.uint8)
 
     def add(self, edge_ids: NDArray[Any], where: str) -> None:
-        """Those of one block.  Raises CorruptBlock."""
+        """Add those of one block.  Raises CorruptBlock."""
         if edge_ids.size == 0:
             return
         if int(edge_ids.max()) >= self._limit:
@@ -222,7 +222,7 @@ class _EdgeIds:
         np.bitwise_or.at(self._seen, byte, bit)
 
     def end(self, where: str) -> None:
-        """All have been added.  Raises CorruptBlock."""
+        """Finish, after all have been added.  Raises CorruptBlock."""
         if self._kept:
             _check_once(np.concatenate(self._kept), where)
 
@@ -237,14 +237,14 @@ def _raise_twice(where: str) -> None:
 
 
 def _check_copies(store: Store, node_type: NodeType, report: VerifyReport) -> None:
-    """Everything about the hubs and halos of a type.  Raises CorruptBlock."""
+    """Check the hubs and halos of a type.  Raises CorruptBlock."""
     hubs = _check_hubs(store, node_type)
     halo = node_type.halo
     if halo is None:
         return
     nodes = _check_slots(store, node_type, halo, hubs)
     for array, copy in copied_arrays(node_type, halo):
-        if store.rows(array).holes is None:  # of what is not here nothing can be said
+        if store.rows(array).holes is None:  # rows that are not here cannot be compared
             _compare_rows(store, array, copy, nodes - node_type.first)
     for relation in store.manifest.relations:
         if relation.dst == node_type.name and relation.halo is not None:
@@ -253,7 +253,7 @@ def _check_copies(store: Store, node_type: NodeType, report: VerifyReport) -> No
 
 
 def _check_hubs(store: Store, t: NodeType) -> NDArray[np.int64]:
-    """Each occurs once; returns their ids, ascending."""
+    """Check that each occurs once; returns their ids, ascending."""
     if t.hubs is None:
         return np.empty(0, np.int64)
     where = store.path / t.hubs.path
@@ -293,7 +293,7 @@ def _check_slots(
 
 
 def _compare_rows(store: Store, array: RowArray, copy: RowArray, rows: NDArray[np.int64]) -> None:
-    """`rows`: int64 (slots,), the row of `array` that each row of `copy` is one of."""
+    """`rows`: int64 (slots,), the row of `array` that each row of `copy` is a copy of."""
     if (array.dtype, array.row_shape) != (copy.dtype, copy.row_shape):
         raise CorruptBlock(
             f"{store.path / copy.path}: rows of {copy.dtype} {copy.row_shape}, expected "
@@ -318,7 +318,7 @@ def _compare_rows(store: Store, array: RowArray, copy: RowArray, rows: NDArray[n
 
 
 def _row_digests(rows: NDArray[np.generic], chosen: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Of some rows, by words of four bytes if they are whole ones."""
+    """Digests of some rows, by words of four bytes if rows are whole words."""
     raw: NDArray[np.uint8] | NDArray[np.uint32]
     raw = np.ascontiguousarray(rows).reshape(rows.shape[0], -1).view(np.uint8)
     if raw.shape[1] % 4 == 0 and raw.ctypes.data % 4 == 0:
@@ -331,7 +331,7 @@ def _row_digests(rows: NDArray[np.generic], chosen: NDArray[np.int64]) -> NDArra
 def _compare_columns(
     store: Store, relation: Relation, halo: HaloColumns, nodes: NDArray[np.int64]
 ) -> None:
-    """`nodes`: int64 (slots,), whose column each is a copy of."""
+    """`nodes`: int64 (slots,), the node whose column each slot has a copy of."""
     distinct, which = np.unique(nodes, return_inverse=True)
     expected = _column_digests(store, relation, distinct)[which]
     found = _column_digests(store, halo, np.arange(nodes.size))
@@ -347,13 +347,13 @@ def _compare_columns(
 def _column_digests(
     store: Store, columns: Relation | HaloColumns, chosen: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
-    """Of these columns, ascending: uint64 (chosen,)."""
+    """Digests of these columns, ascending: uint64 (chosen,)."""
     digests = np.zeros(chosen.size, np.uint64)
     for number, blocks in scan_blocks(store.graph(columns)):
         for i in range(blocks.shape[0]):
             block = unpack_block(blocks[i], f"{store.path / columns.path}, block {number + i}")
             header = block.header
-            begins = np.zeros(header.num_nodes + 2, np.int64)  # of the carried column, then those
+            begins = np.zeros(header.num_nodes + 2, np.int64)  # the carried column's, then others
             begins[1] = header.num_carried
             begins[2:] = header.num_carried + np.cumsum(block.degrees_here())
             first = header.first_node - 1

@@ -1,4 +1,4 @@
-"""Writing a store: whole shards by O_DIRECT, under a temporary name until all of it is on disk."""
+"""Writes a store: whole shards by O_DIRECT, under a temporary name until all of it is on disk."""
 
 import os
 import shutil
@@ -32,12 +32,12 @@ from blockstore.store import crc_bytes, shard_index
 
 
 class BlockSink:
-    """Slots in order into the shards of one array: one buffer fills, one is written."""
+    """Writes slots in order into the shards of one array: one buffer fills, one is written."""
 
     def __init__(
         self, root: Path, path: str, ndim: int, slot_bytes: int, buffer_bytes: int, first: int = 0
     ) -> None:
-        """`first`: slot that the others follow; those before it are written by somebody else."""
+        """`first`: number of the first slot; those before it are written by somebody else."""
         self._root, self._path, self._ndim, self._slot_bytes = root, path, ndim, slot_bytes
         self._per_shard = max(1, SHARD_BYTES // slot_bytes)
         count = max(1, min(buffer_bytes // slot_bytes, self._per_shard))
@@ -49,7 +49,7 @@ class BlockSink:
         self._pending: Future[None] | None = None
 
     def next_slot(self) -> NDArray[np.uint8]:
-        """The slot to fill next, uint8 (slot_bytes,): all of it, it holds anything."""
+        """The slot to fill next, uint8 (slot_bytes,): fill all of it, as it may hold anything."""
         if self._filled == self._buffers[0].shape[0]:
             self._flush()
         slot: NDArray[np.uint8] = self._buffers[0][self._filled]
@@ -58,7 +58,7 @@ class BlockSink:
 
     @property
     def num_slots(self) -> int:
-        """That there are, with those before the first."""
+        """Number of slots, with those before the first."""
         return self._written + self._filled
 
     def end(self) -> NDArray[np.uint32]:
@@ -116,7 +116,7 @@ class BlockSink:
 
 
 class RowBlocks:
-    """Rows of one array, appended in order, into its blocks."""
+    """Writes rows of one array, appended in order, into its blocks."""
 
     def __init__(self, sink: BlockSink, array: RowArray, geometry: BlockGeometry) -> None:
         self._sink, self._array, self._geometry = sink, array, geometry
@@ -124,7 +124,7 @@ class RowBlocks:
         self._in_slot, self.num_rows = geometry.rows_per_block, 0
 
     def append(self, rows: NDArray[Any]) -> None:
-        """The next consecutive rows, any number, of the stored dtype (bfloat16: uint16)."""
+        """Append the next rows, any number, of the stored dtype (bfloat16: uint16)."""
         if rows.shape[0] == 0:
             return
         raw = np.ascontiguousarray(rows).reshape(rows.shape[0], -1).view(np.uint8)
@@ -142,7 +142,7 @@ class RowBlocks:
         self.num_rows += rows.shape[0]
 
     def end(self) -> NDArray[np.uint32]:
-        """These are all rows: the rest of the last block is zeros.  Returns the page crcs."""
+        """End the array: the rest of the last block is zeros.  Returns the page crcs."""
         self._slot[self._in_slot * self._array.row_bytes :] = 0
         return self._sink.end()
 
@@ -157,7 +157,7 @@ class RowsPart(RowBlocks):
     def __init__(
         self, root: Path, array: RowArray, block_bytes: int, buffer_bytes: int, first: int
     ) -> None:
-        """`root`: of the store being written; `first`: block that the part begins with.
+        """`root`: of the store being written; `first`: first block of the part.
 
         Raises FileNotFoundError: nobody writes the array any more.
         """
@@ -178,7 +178,7 @@ class RowsWriter(RowBlocks):
         super().__init__(sink, array, geometry)
 
     def close(self) -> None:
-        """All rows are there.  Raises OutOfSpace."""
+        """End the array: all rows are there.  Raises OutOfSpace."""
         assert self.num_rows == self._array.num_rows, f"{self._array.path}: {self.num_rows} rows"
         self._writer.end_parts(self._array, self.end())
 
@@ -198,11 +198,11 @@ class GraphWriter:
         self._sink = writer.sink(path, 2, writer.block_bytes)
 
     def append(self, block: NDArray[np.uint8]) -> None:
-        """The next block, uint8 (block_bytes,); it is copied."""
+        """Append the next block, uint8 (block_bytes,); it is copied."""
         self._sink.next_slot()[:] = block
 
     def close(self) -> int:
-        """All blocks are there; returns their number.  Raises OutOfSpace."""
+        """End the array: all blocks are there; returns their number.  Raises OutOfSpace."""
         geometry = graph_geometry(self._sink.num_slots, self._writer.block_bytes)
         self._writer.bind(self._writer.tree.graph(self._path, geometry))
         self._writer.end_blocks(self._path, 2, geometry, self._sink.end())
@@ -210,7 +210,7 @@ class GraphWriter:
 
 
 class StoreWriter(Closing):
-    """Builds a store in a folder, which is the caller's: what is there is gone on with."""
+    """Builds a store in a folder of the caller, going on with what is there."""
 
     def __init__(self, folder: Path, *, block_bytes: int, buffer_bytes: int = 8 << 20) -> None:
         """`buffer_bytes`: of each of two buffers per array being written."""
@@ -218,7 +218,7 @@ class StoreWriter(Closing):
         folder.mkdir(parents=True, exist_ok=True)
         self.tree = ZarrTree(folder)
         self._digests: dict[str, str] = {}
-        self._sinks: list[BlockSink] = []  # that end with it
+        self._sinks: list[BlockSink] = []  # that are ended with it
 
     def sink(self, path: str, ndim: int, slot_bytes: int) -> BlockSink:
         sink = BlockSink(self.folder, path, ndim, slot_bytes, self._buffer_bytes)
@@ -229,18 +229,18 @@ class StoreWriter(Closing):
         return RowsWriter(self, array)
 
     def begin_parts(self, array: RowArray) -> None:
-        """An array whose blocks others write, by `RowsPart`."""
+        """Begin an array whose blocks others write, by `RowsPart`."""
         self.bind(self.tree.rows(array, row_geometry(array, self.block_bytes)))
 
     def end_parts(self, array: RowArray, crcs: NDArray[np.uint32]) -> None:
-        """All blocks are there; page crcs in their order."""
+        """End an array: all blocks are there; `crcs`: of their pages, in order."""
         geometry = row_geometry(array, self.block_bytes)
         self.end_blocks(array.path, 1 + len(array.row_shape), geometry, crcs)
 
     def end_blocks(
         self, path: str, ndim: int, geometry: BlockGeometry, crcs: NDArray[np.uint32]
     ) -> None:
-        """The same of any array: an index goes behind the slots of each shard.
+        """The same for any array: an index is written after the slots of each shard.
 
         Through an ordinary descriptor: an index is not page-sized.
         """
@@ -261,22 +261,22 @@ class StoreWriter(Closing):
     def side(self, path: str, values: NDArray[Any]) -> None:
         """Write a small array in one piece."""
         self.bind(self.tree.side(path, values))
-        if values.size:  # of what should be in the file, whatever comes to be there
+        if values.size:  # digest of what should be in the file, whatever is written there
             raw = values.tobytes()
             self._digests[f"{path}/c/0"] = digest(raw + crc_bytes(raw))
 
     def bind(self, metadata: dict[str, bytes]) -> None:
-        """Files of metadata that were written, by path; those of groups stay as they were first."""
+        """Add digests of metadata files, by path; files of groups keep their first digest."""
         for name, raw in metadata.items():
             self._digests.setdefault(name, digest(raw))
 
     @property
     def digests(self) -> dict[str, str]:
-        """Of all files written so far but shards, by path."""
+        """Digests of all files written so far except shards, by path."""
         return dict(self._digests)
 
     def restore(self, digests: dict[str, str]) -> None:
-        """Files that are there already, from an earlier writer."""
+        """Add digests of files that are there already, from an earlier writer."""
         self._digests |= digests
 
     def discard(self, path: str) -> None:
@@ -284,7 +284,7 @@ class StoreWriter(Closing):
         shutil.rmtree(self.folder / path, ignore_errors=True)
 
     def settle(self, manifest: Manifest) -> Manifest:
-        """A store in the folder, all of it on disk; returns the manifest with its fingerprint."""
+        """Complete the store, all of it on disk; returns the manifest with its fingerprint."""
         files = {name: self._digests[name] for name in bound_files(manifest)}
         manifest = write_root(self.folder, msgspec.structs.replace(manifest, files=files))
         flush_tree(self.folder)

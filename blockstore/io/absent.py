@@ -1,7 +1,7 @@
 """Pages of a part of a store that are not in it: their rows come from another server.
 
-A reader divides the pages that it is asked for by who has their blocks.  What is asked of a server
-are rows: those that the caller names, or all that lie in the pages; the latter are then the pages
+A reader divides the pages that it is asked for by the server that has their blocks.  A server is
+asked for rows: those that the caller names, or all that lie in the pages, which are then the pages
 of the whole store, and their checksums fit.
 """
 
@@ -25,7 +25,7 @@ _NO_ROWS = np.empty(0, np.int64)
 def tasks_away(
     runs: NDArray[np.int64], first: NDArray[np.int64], geometry: BlockGeometry, holes: Holes | None
 ) -> list[bool]:
-    """Whether tasks, runs [first[i], first[i + 1]), have pages that others have."""
+    """Whether each task, runs [first[i], first[i + 1]), has pages that other servers have."""
     if holes is None:
         return [False] * (first.size - 1)
     low = runs[:, SHARD] * geometry.blocks_per_shard
@@ -96,7 +96,7 @@ def _take(
     memory: NDArray[np.uint8],
     packed: NDArray[np.uint8],
 ) -> int:
-    """Rows as they came to where they belong; their crc32c."""
+    """Copy rows that have come to their places; returns their crc32c."""
     return int(move_rows(packed, rows, pieces, layout, memory, True))
 
 

@@ -17,7 +17,7 @@ from blockstore.io.mapping import HUGE_BYTES, map_shared
 from blockstore.io.reclaim import set_immutable
 from blockstore.units import format_bytes
 
-STAMP_BYTES = 4096  # behind the slots; the first 8 are not zero as long as the slots are intact
+STAMP_BYTES = 4096  # after the slots; the first 8 are not zero as long as the slots are intact
 _F_ADD_SEALS = 1033
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 0x1, 0x2, 0x4
 _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 23, 25
@@ -25,8 +25,8 @@ _POPULATE_STEP = 256 << 20
 _REFUSALS = 4  # of huge pages, after which no more are asked for: memory is too fragmented
 _NO_LIMIT = 1 << 60
 _LIMITS = (errno.ENOMEM, errno.EFBIG, errno.ENOSPC, errno.EFAULT)
-# Memory of a daemon that has just ended comes back at some GiB/s: as long as more is free at each
-# look than at the one before, a refusal waits.
+# Memory of a daemon that has just ended comes back at some GiB/s: as long as free memory grows from
+# one look to the next, nothing is refused yet.
 _LOOK_S, _LOOKS, _GROWTH_BYTES = 0.2, 300, 4 << 20
 
 
@@ -36,7 +36,7 @@ class Arena(Closing):
     data    uint8 (num_slots * slot_bytes,), page-aligned, writable
     fd      of the memory, of this process alone
     stamp   byte offset of the word that is not zero as long as the slots are intact
-    huge_bytes   of it, that lie on huge pages: random rows and neighbors come faster from these
+    huge_bytes   bytes on huge pages, from which random rows and neighbors are read faster
 
     Others get the descriptor that `open_to_read` returns.  The memory is not sealed against
     writing, because such a seal also forbids `MADV_REMOVE`, by which the memory of a daemon that
@@ -88,7 +88,7 @@ class Arena(Closing):
     def open_to_read(self) -> int:
         """A new descriptor, the caller's to close, by which the memory can only be read.
 
-        Each is an open file of its own, so that `flock` tells those who hold them apart.
+        Each is an open file of its own, so that `flock` distinguishes their holders.
         """
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -147,7 +147,7 @@ def _wait_for_memory(size: int) -> tuple[int, str]:
 
 
 def available_memory() -> tuple[int, str]:
-    """Bytes that could be taken now, and what says so: free memory or a control group."""
+    """Bytes that could be taken now, and what limits them: free memory or a control group."""
     limits = [(_meminfo_available(), "free memory")]
     limits += [(room, f"the control group at {where}") for room, where in _cgroup_rooms()]
     return min(limits)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 
 def aligned_buffer(num_bytes: int) -> NDArray[np.uint8]:
-    """A zeroed uint8 array (num_bytes,) that starts on a page: what O_DIRECT asks for."""
+    """A zeroed uint8 array (num_bytes,) that starts on a page, as O_DIRECT requires."""
     size = max(mmap.PAGESIZE, num_bytes)
     return np.frombuffer(mmap.mmap(-1, size), np.uint8)[:num_bytes]
 

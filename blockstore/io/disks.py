@@ -1,4 +1,4 @@
-"""The disks that a store is dealt over: threads that read each, and which one is slow."""
+"""The disks that a store is dealt over: threads that read each, and a check for slow ones."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -17,31 +17,31 @@ from blockstore.io.threads import ReadThreads
 from blockstore.kernels.reads import PAGES, ReadQueue
 from blockstore.units import format_bytes
 
-SLOW = 1.5  # times the time of the others for a byte: a disk is slow
-_WINDOW_BYTES = 128 << 20  # of all disks, after which they are compared
+SLOW = 1.5  # a disk is slow if a byte takes so many times as long as on the others
+_WINDOW_BYTES = 128 << 20  # read from all disks, after which they are compared
 _WINDOWS = 2  # in a row, in which a disk is slow before it is named
 Read = Callable[[NDArray[np.int64], ReadQueue], int]  # pieces; returns how many reads it took
 _log = logging.getLogger(__name__)
 
 
 class Disk:
-    """One of them, with threads of its own: it waits for no other one."""
+    """One disk, with threads of its own: it waits for no other disk."""
 
     def __init__(self, folder: str, threads: int) -> None:
         self.folder, self.threads = folder, ReadThreads(threads)
         self.bytes_read = self.reads = self.errors = 0
         self.active_ns = 0  # in which at least one thread was reading
         self.slow = False
-        self.readers = self.since = 0  # that are reading, and since when there are any
+        self.readers = self.since = 0  # threads that are reading, and since when there are any
         self.before = 0, 0  # bytes and time when the disks were compared last
         self.windows = 0  # in a row, in which it was slow
 
 
 class Disks(Closing):
-    """All of them.  Each takes its share of the bytes, so the slowest decides for all."""
+    """All disks.  Each serves its share of the bytes, so the slowest decides for all."""
 
     def __init__(self, folders: Sequence[str], threads: int, direct: bool) -> None:
-        """`threads`: that read each, by io_uring where `direct`."""
+        """`threads`: number that reads each disk, by io_uring if `direct`."""
         self.all = [Disk(folder, threads) for folder in folders]
         self._direct = direct
         self._lock = concurrency.Lock()
@@ -51,9 +51,9 @@ class Disks(Closing):
             disk.threads.close()
 
     def read(self, pieces: Sequence[NDArray[np.int64]], reads: Sequence[Read]) -> None:
-        """Have pieces of each disk read by its own threads, as `reads` of the disk does.
+        """Read pieces of each disk in its own threads, by the function of the disk in `reads`.
 
-        Returns when nothing is on its way any more.  Raises the first error met.
+        Returns when nothing is in flight any more.  Raises the first error met.
         """
         tasks = [
             (disk, own[at : at + MOST_PIECES], read)
@@ -77,7 +77,7 @@ class Disks(Closing):
         read: Read,
         queue: ReadQueue,
     ) -> None:
-        """In a thread of the disk, which waits for nothing but this disk."""
+        """Read in a thread of the disk, which waits for nothing but this disk."""
         error: BaseException | None = None
         reads = num_bytes = 0
         with self._lock:
@@ -110,7 +110,7 @@ class Disks(Closing):
                 disk.since = now
             num_bytes, ns = disk.bytes_read - disk.before[0], disk.active_ns - disk.before[1]
             disk.before = disk.bytes_read, disk.active_ns
-            # of a disk that was asked for little nothing can be said
+            # a disk that was asked for little cannot be judged
             enough = 4 * len(self.all) * num_bytes >= _WINDOW_BYTES
             costs.append(ns / num_bytes if enough else 0.0)
         for i, disk in enumerate(self.all):

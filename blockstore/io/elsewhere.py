@@ -15,13 +15,13 @@ from blockstore.io.threads import Task
 
 
 class Elsewhere(Protocol):
-    """What every such source does."""
+    """What all of these sources can do."""
 
     def put(self, task: Task) -> None:
-        """Have a thread do this that may wait for the source; it raises nothing."""
+        """Run a task, which raises nothing, in a thread that may wait for the source."""
 
     def hurry(self) -> None:
-        """Wait for nobody any more: what is asked for fails."""
+        """Wait for nobody any more: requests fail."""
 
     def close(self) -> None:
         """End its threads; nothing is asked for any more."""
@@ -30,13 +30,13 @@ class Elsewhere(Protocol):
         """What it has done so far."""
 
 
-# Copies rows, uint8, one after the other; returns their crc32c.  Of rows that arrived with another
-# one it is called again, when they have come again.
+# Copies rows, uint8, one after the other; returns their crc32c.  If rows arrived with another one,
+# it is called again when they have come again.
 Take = Callable[[NDArray[np.uint8]], int]
 
 
 class RemoteRows(Elsewhere, Protocol):
-    """Where rows come from that other servers have."""
+    """Source of rows that other servers have."""
 
     def num_rows(self, path: str) -> int:
         """Rows of an array, here and on all other servers together."""
@@ -56,34 +56,34 @@ class Arrived(NamedTuple):
 
 
 class PageSource(Elsewhere, Protocol):
-    """Where pages of a store's files come from, which are kept in these files."""
+    """Source of the pages of a store's files, which are kept in these files."""
 
     url: str
     memory_bytes: int  # that it takes
 
     @property
     def roomy(self) -> bool:
-        """Whether pages may be held by who waits for a buffer."""
+        """Whether threads that wait for a buffer may hold pages."""
 
     def hold(
         self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any], early: bool
     ) -> AbstractContextManager[Sequence[Arrived]]:
         """Inside, these pages of an array are in its files, and stay there.
 
-        Of those that had to be fetched some need not be read from the files: they are yielded,
+        Some of those that had to be fetched need not be read from the files: they are yielded,
         ascending.
 
         pages   int64   numbers of pages, counted through all shards as `crcs` counts them
         crcs    uint32  of all pages of the array
-        early   the thread may wait inside for one that holds pages; only where there is room
+        early   the thread may wait inside for one that holds pages; only if there is room
 
         Raises StoreError: they do not come.
         """
 
     def expect(self, reader: object, path: str, pages: NDArray[np.int64], later: bool) -> None:
-        """A reader will want pages of an array: they leave after those that nobody will want.
+        """Announce pages of an array that a reader will want: others are evicted before them.
 
-        reader   who says so; until it calls `forget`
+        reader   announces them, until it calls `forget`
         pages    int64   numbers of pages as `hold` takes them, in any order, some may repeat
         later    not in its coming pass, which ascends through the array, but after that
         """
@@ -92,7 +92,7 @@ class PageSource(Elsewhere, Protocol):
         """A reader has read pages in its coming pass."""
 
     def forget(self, reader: object) -> None:
-        """What a reader has said does not hold any more."""
+        """Drop all that a reader has announced."""
 
     def bring_again(self, path: str, pages: NDArray[np.int64], crcs: NDArray[Any]) -> None:
-        """Pages that are held are not as they were written.  Raises StoreError."""
+        """Fetch held pages again, which are not as they were written.  Raises StoreError."""

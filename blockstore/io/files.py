@@ -1,6 +1,6 @@
-"""Descriptors for whole-block I/O: O_DIRECT where the file system takes it, else buffered.
+"""Descriptors for whole-block I/O: O_DIRECT if the file system takes it, else buffered.
 
-And what makes that files and folders are on disk.
+Also what it takes to have files and folders on disk.
 """
 
 import errno
@@ -21,7 +21,7 @@ _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
 def probe_direct(path: Path) -> str:
-    """ "O_DIRECT" where a page of the file can be read so, else "buffered: <reason>"."""
+    """ "O_DIRECT" if a page of the file can be read so, else "buffered: <reason>"."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
@@ -50,7 +50,7 @@ class OpenFiles(Closing):
         self._fds: dict[Path, int] = {}
 
     def fd(self, path: Path) -> int:
-        """Stays open until the next call at least.  Raises CorruptBlock: the file is missing."""
+        """A descriptor, open until the next call at least.  Raises CorruptBlock: no such file."""
         if path not in self._fds:
             if len(self._fds) == _MOST_OPEN:
                 self.close()
@@ -102,7 +102,7 @@ def read_exact(fd: int, buffers: Sequence[memoryview], offset: int, where: str) 
 
 @contextmanager
 def naming(path: Path, num_bytes: int) -> Iterator[None]:
-    """Inside, errors of writing `num_bytes` bytes to a file name it, whoever writes them.
+    """Inside, errors of writing `num_bytes` bytes to a file name it, whatever code writes them.
 
     Raises OutOfSpace; OSError, which has the file's name.
     """
@@ -144,14 +144,14 @@ def remove_leftovers(path: Path) -> None:
 
 
 def check_free(target: Path, what: str = "it") -> None:
-    """Raises StoreExists: there is something in the place of a target."""
+    """Raises StoreExists: there is something at the target's path."""
     if os.path.lexists(target):
         found = "exists already" if target.exists() else "is a link that leads nowhere"
         raise StoreExists(f"{target}: {found}; remove {what}, or choose another name")
 
 
 def take_name(folder: Path, target: Path) -> None:
-    """A folder or a file, all of which is on disk, gets the name of its target.
+    """Rename a folder or a file, all of which is on disk, to its target.
 
     Raises StoreExists.
     """
@@ -163,7 +163,7 @@ def take_name(folder: Path, target: Path) -> None:
 
 @contextmanager
 def appearing(target: Path) -> Iterator[Path]:
-    """Inside, a folder beside a target, whose name it gets if no error leaves; else it is removed.
+    """Gives a folder beside a target; at the end it is renamed to it, or removed after an error.
 
     Raises StoreExists, OutOfSpace.
     """
@@ -184,7 +184,7 @@ def missing_parents(path: Path) -> list[Path]:
 
 
 def flush_tree(folder: Path) -> None:
-    """Every file and folder in it is on disk then, and itself."""
+    """Flush a folder to disk, with every file and folder in it."""
     for inner, _, files in os.walk(folder):
         for name in files:
             flush(Path(inner, name))
@@ -192,7 +192,7 @@ def flush_tree(folder: Path) -> None:
 
 
 def flush_below(root: Path, path: str) -> None:
-    """What lies at a path in a tree is on disk then, with the folders that lead there."""
+    """Flush what lies at a path in a tree, with the folders that lead there."""
     flush_tree(root / path)
     for folder in (root / path).relative_to(root).parents:
         for metadata in (root / folder).glob("zarr.json"):
@@ -201,10 +201,10 @@ def flush_below(root: Path, path: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """A file, or what a folder names, is on disk then.  Raises OutOfSpace."""
+    """Flush a file, or the names in a folder, to disk.  Raises OutOfSpace."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with naming(path, os.fstat(fd).st_size):  # room may be taken no sooner than here
+        with naming(path, os.fstat(fd).st_size):  # the disk may run out of room only here
             os.fsync(fd)
     finally:
         os.close(fd)

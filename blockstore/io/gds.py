@@ -1,7 +1,7 @@
 """Rows of hop arrays and feature blocks in a store's files: to host memory, or by kvikio to a GPU.
 
-For who reads past the daemon.  What is read to the host is verified, page by page.  What kvikio
-reads to a device is not: no checksum is computed there.
+For programs that read without the daemon.  What is read to the host is verified, page by page.
+What kvikio reads to a device is not: no checksum is computed there.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class HostReader:
         self._scratch = aligned_buffer(STEP_PAGES * PAGE_BYTES)
 
     def read(self, ranges: Sequence[FileRange], out: NDArray[np.uint8]) -> None:
-        """All ranges, one behind the other.  Raises CorruptBlock, OSError."""
+        """Read all ranges, one after the other.  Raises CorruptBlock, OSError."""
         at = 0
         for piece in ranges:
             self._read_one(piece, out[at : at + piece.num_bytes])
@@ -71,7 +71,7 @@ class DeviceReader:
         self._files: dict[Path, Any] = {}
 
     def read(self, ranges: Sequence[FileRange], out: Any) -> None:
-        """All ranges, one behind the other; returns when they are there.
+        """Read all ranges, one after the other; returns when they are there.
 
         out   uint8 (bytes,) on the device, contiguous; no work on it may be under way
 

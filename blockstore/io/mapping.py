@@ -1,4 +1,4 @@
-"""Mappings of shared memory that large pages fit into."""
+"""Mappings of shared memory, aligned for huge pages."""
 
 import ctypes
 import mmap
@@ -28,10 +28,10 @@ class Mapping(NamedTuple):
 
 
 def map_shared(fd: int, num_bytes: int, writable: bool) -> Mapping:
-    """Map the first bytes of a file, shared, where its huge pages are mapped as such.
+    """Map the first bytes of a file, shared, at a place where its huge pages are mapped as such.
 
     The kernel puts a mapping at any page unless it is told a place, and Python tells it none.  So
-    room is taken by Python, which gives it back, too, and the file is laid into it.
+    Python takes room, and gives it back, too, and the file is mapped into it.
     Raises OSError.
     """
     prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)

@@ -1,4 +1,4 @@
-"""Where pages of an array lie, and pieces of it as `read_pieces` takes them."""
+"""Places of an array's pages, and pieces of it as `read_pieces` takes them."""
 
 import os
 from collections.abc import Sequence
@@ -15,22 +15,22 @@ from blockstore.store import BlockedFile
 
 
 class Place(NamedTuple):
-    """Where pages of a file lie: in its shards, or those on one of the disks it is dealt over."""
+    """Places of a file's pages: in its shards, or on one of the disks it is dealt over."""
 
     fds: NDArray[np.int64]  # by SHARD
     paths: tuple[Path, ...]  # likewise; or one for all
     crcs: NDArray[np.uint32]  # of the pages, from the first one on
-    stride: int  # pages of which the crcs lie between one SHARD's page 0 and the next one's
+    stride: int  # distance in `crcs` from page 0 of one SHARD to that of the next
 
     def path(self, shard: int) -> Path:
         return self.paths[shard % len(self.paths)]
 
     def number(self, piece: NDArray[np.int64]) -> int:
-        """Of the first page of a piece, in the crcs."""
+        """Index in `crcs` of the first page of a piece."""
         return int(piece[SHARD]) * self.stride + int(piece[PAGE])
 
     def forget(self, pieces: NDArray[np.int64], direct: bool) -> None:
-        """The page cache, unless reads go past it, keeps nothing of pieces."""
+        """Drop pieces from the page cache, unless reads go past it."""
         if not direct:
             for shard, page, pages in pieces[:, :PLACE].tolist():
                 offset, size = page * PAGE_BYTES, pages * PAGE_BYTES
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
 
 def places_of(file: BlockedFile, fds: NDArray[np.int64]) -> list[Place]:
-    """Of a file, whose shards, or files on disks, have these descriptors.
+    """Places of a file whose shards, or files on disks, have these descriptors.
 
     Unit `row * n + i` of pages is unit `row` of disk i, and so a SHARD of its own in `read_pieces`:
     page p of the file there has the crc of page `p + row * (n - 1) * unit + i * unit` of the array.

@@ -1,4 +1,4 @@
-"""Blocks from disk into slots: reader threads, many reads at a time each, every block checked."""
+"""Reads blocks from disk into slots: by threads with many reads at a time; checks every block."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -34,11 +34,11 @@ class Transit(NamedTuple):
     """Buffers that runs of pages pass through."""
 
     free: concurrency.SimpleQueue[NDArray[np.uint8]]
-    pages: int  # that each has room for
+    pages: int  # for which each has room
 
     @contextmanager
     def buffer(self) -> Iterator[NDArray[np.uint8]]:
-        """One that nobody else has inside; waits for it."""
+        """Wait for a buffer, which nobody else has inside."""
         buffer = self.free.get()
         try:
             yield buffer
@@ -47,7 +47,7 @@ class Transit(NamedTuple):
 
 
 def make_transit(buffers: Sequence[NDArray[np.uint8]]) -> Transit:
-    """Of these buffers, which are page-aligned."""
+    """A transit of these buffers, which are page-aligned."""
     free: concurrency.SimpleQueue[NDArray[np.uint8]] = concurrency.SimpleQueue()
     for buffer in buffers:
         free.put(buffer)
@@ -66,7 +66,7 @@ class Parts(NamedTuple):
 
 
 class _Passing(NamedTuple):
-    """What `stream` was asked for."""
+    """Arguments of `stream`."""
 
     file: int
     runs: NDArray[np.int64]
@@ -77,7 +77,7 @@ class _Passing(NamedTuple):
 
 
 class _Placing(NamedTuple):
-    """What `read` or `fetch` was asked for."""
+    """Arguments of `read` or `fetch`."""
 
     file: int
     runs: NDArray[np.int64]
@@ -88,7 +88,7 @@ class _Placing(NamedTuple):
 class BlockReader(Closing):
     """Threads that read blocks of several files into the slots of one piece of memory.
 
-    mode    how: past the page cache or not, by which call, and why so
+    mode    how it reads: past the page cache or not, by which call, and why
     disks   that the blocks of some files are dealt over; None: there are none
     """
 
@@ -125,7 +125,7 @@ class BlockReader(Closing):
             self._close()
             raise
         self.bytes_read = self.reads = self.blocks_read = self.errors = 0
-        self.retries = 0  # of pieces that did not come at first, or not as they were written
+        self.retries = 0  # of pieces that did not come, or not as they were written
         self.busy_ns = self.wait_ns = 0  # of reader threads at work; of threads that waited
         self._lock = concurrency.Lock()
         self._own = isinstance(threads, int)
@@ -147,7 +147,7 @@ class BlockReader(Closing):
         self._close()
 
     def beside(self, files: Sequence[BlockedFile]) -> "BlockReader":
-        """One that reads other files into the same memory, by the same threads."""
+        """A reader of other files into the same memory, by the same threads."""
         return BlockReader(files, self._data, self._slot_bytes, self._threads)
 
     def counters(self) -> dict[str, int]:
@@ -191,8 +191,8 @@ class BlockReader(Closing):
         runs      int64 (runs, 3 or more)   shard, first page in it, pages; kept until all are read
         transit   each buffer has room for the longest run
         parts     runs that are not read whole; `consume` gets them with anything in the gaps
-        rows      ascending; of blocks that another server has only these are brought, and `consume`
-                  gets anything in place of others; None: all
+        rows      ascending; of blocks that another server has, only these are brought, and
+                  `consume` gets anything in place of others; None: all
 
         Returns at once; errors come at `Reading.wait`: StoreError, OSError.
         """
@@ -218,7 +218,7 @@ class BlockReader(Closing):
         most_pages: int,
         task: Callable[[int, int, ReadQueue], None],
     ) -> Reading:
-        """Have runs [low, high) read, at most so many at a time, and all threads at work."""
+        """Have runs read, at most `most` at a time, with all threads at work."""
         most = min(most, -(-len(runs) // self._threads.count))
         first = np.empty(len(runs) + 1, np.int64)
         tasks = int(cut_tasks(runs, most, most_pages, first))
@@ -230,7 +230,7 @@ class BlockReader(Closing):
         holes = None if self._source is None else blocked.holes
         away = tasks_away(runs, first, blocked.geometry, holes)
         for (low, high), others in zip(pairwise(first.tolist()), away, strict=True):
-            # what may wait for others keeps no reader of the disk waiting
+            # tasks that may wait for others must not delay the threads that read the disk
             waits = source is not None and (others or blocked.pages is not None)
             threads = source if waits and source is not None else self._threads
             threads.put(partial(self._do, partial(task, low, high), request))
@@ -274,7 +274,7 @@ class BlockReader(Closing):
     def _pass_pages(self, asked: _Passing, low: int, high: int, queue: ReadQueue) -> None:
         runs, file = asked.runs[low:high], self.files[asked.file]
         pages, shard_pages = file.pages, file.geometry.pages_per_shard
-        # what comes from afar is on its way also while others have the buffers
+        # pages from afar are fetched already while others have the buffers
         early = pages is not None and pages.roomy and asked.parts is None
         ahead = self._held(asked.file, runs, early=True) if early else nullcontext(())
         with ahead as arrived, asked.transit.buffer() as buffer:
@@ -298,7 +298,7 @@ class BlockReader(Closing):
         buffer: NDArray[np.uint8],
         queue: ReadQueue,
     ) -> None:
-        """The first pages of runs, which are numbered from `low` on, then what these ask for."""
+        """Read the first pages of runs, numbered from `low` on, then what these ask for."""
         heads = parts.heads[low : low + len(pieces)]
         first = pieces.copy()
         first[:, PAGES] = np.where(heads > 0, heads, pieces[:, PAGES])
@@ -337,7 +337,7 @@ class BlockReader(Closing):
     # -- checks -----------------------------------------------------------------------------------
 
     def _verify_block(self, number: int, check: GraphCheck, piece: NDArray[np.int64]) -> None:
-        """A graph block in its slot, read and not verified: checksums and what it says at once."""
+        """Verify a graph block that was read to its slot: checksums and contents in one pass."""
         begun = concurrency.perf_counter_ns()
         data = bytes_of(piece, self._data)
         block, where = self._first_block(number, piece)
@@ -353,7 +353,7 @@ class BlockReader(Closing):
     def _check_blocks(
         self, number: int, pieces: NDArray[np.int64], memory: NDArray[np.uint8]
     ) -> None:
-        """What the blocks say that lie in pieces as a whole.  Raises CorruptBlock."""
+        """Check the blocks that lie wholly in pieces.  Raises CorruptBlock."""
         file = self.files[number]
         if file.check is None:
             return
@@ -378,7 +378,7 @@ class BlockReader(Closing):
     def _held(
         self, number: int, runs: NDArray[np.int64], early: bool = False
     ) -> AbstractContextManager[Sequence[Arrived]]:
-        """Inside, runs of pages of a file are on this disk that come from object storage."""
+        """Inside, runs of a file's pages, if they come from object storage, are on this disk."""
         file = self.files[number]
         if file.pages is None:
             return nullcontext(())
@@ -394,7 +394,7 @@ class BlockReader(Closing):
         verify: bool = True,
         rows: NDArray[Any] | None = None,
     ) -> None:
-        """Pieces of a file into memory, at most MOST_PIECES: from disk, or from other servers.
+        """Read pieces of a file into memory, at most MOST_PIECES: from disk, or from other servers.
 
         What is on this machine is read by this thread, or by those of its disks.
         """
@@ -427,10 +427,10 @@ class BlockReader(Closing):
         pieces: NDArray[np.int64],
         queue: ReadQueue,
     ) -> int:
-        """At most MOST_PIECES, of one place; returns how many reads it took.
+        """Read at most MOST_PIECES of one place; returns how many reads it took.
 
-        One that does not come, or not as it was written, is tried once more: a disk may err, a bit
-        flip on the way.  Raises CorruptBlock, OSError: of the second attempt.
+        A piece that does not come, or not as it was written, is tried once more: a disk may err, a
+        bit may flip on the way.  Raises CorruptBlock, OSError: of the second attempt.
         """
         begun = concurrency.perf_counter_ns()
         crcs = place.crcs if verify else _NO_CRCS
@@ -443,7 +443,7 @@ class BlockReader(Closing):
         return reads
 
     def _read_again(self, number: int, piece: NDArray[np.int64], memory: NDArray[np.uint8]) -> None:
-        """A piece of which something came that is not what was written, one block long."""
+        """Read a piece again, one block long, which did not come as it was written."""
         file, places = self.files[number], self._places[number]
         if file.deal is None:
             self._read_place_again(number, places[0], piece, memory)

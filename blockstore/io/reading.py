@@ -1,4 +1,4 @@
-"""Reads on their way, and those who wait for them."""
+"""Reads in flight, and how to wait for them."""
 
 import contextlib
 from collections import deque
@@ -9,7 +9,7 @@ from blockstore import concurrency
 
 
 class Request:
-    """What one `read` waits for."""
+    """The tasks that one `read` waits for."""
 
     def __init__(self, left: int) -> None:
         self._left, self._lock = left, concurrency.Lock()
@@ -25,13 +25,13 @@ class Request:
 
 
 class Reading:
-    """Runs of pages on their way."""
+    """Runs of pages that are being read."""
 
     def __init__(self, request: Request | None, waited: Callable[[int], None]) -> None:
         self._request, self._waited = request, waited
 
     def wait(self) -> None:
-        """Until all are read and consumed.  Raises the first error met."""
+        """Wait until all are read and consumed.  Raises the first error met."""
         if self._request is not None:
             begun = concurrency.perf_counter_ns()
             self._request.done.wait()
@@ -41,7 +41,7 @@ class Reading:
 
 
 def wait_all(readings: Iterable[Reading]) -> None:
-    """Until nothing is on its way any more, whatever failed.  Raises the first error met."""
+    """Wait until nothing is in flight any more, whatever failed.  Raises the first error met."""
     error: BaseException | None = None
     for reading in readings:
         try:
@@ -53,9 +53,9 @@ def wait_all(readings: Iterable[Reading]) -> None:
 
 
 class ReadingQueue:
-    """Readings in the order in which they were begun, at most so many on their way.
+    """Readings in the order in which they were begun, at most so many in flight.
 
-    A context: when it ends, with or without an error, nothing is on its way.
+    A context manager: when it ends, with or without an error, nothing is in flight.
     """
 
     def __init__(self, most: int) -> None:
@@ -82,5 +82,5 @@ class ReadingQueue:
             if error is None:
                 self.make_room(self._most)
         finally:
-            with contextlib.suppress(Exception):  # the first error is on its way up already
+            with contextlib.suppress(Exception):  # the first error is being raised already
                 wait_all(reading for readings, _ in self._coming for reading in readings)

@@ -54,7 +54,7 @@ def reclaim_later(arena_fd: int, stamp: int) -> int:
 
 
 def set_immutable(fd: int, immutable: bool) -> None:
-    """Whether nobody can open this file for writing.  Raises OSError: it cannot be set here."""
+    """Set whether nobody can open a file for writing.  Raises OSError: it cannot be set here."""
     (flags,) = struct.unpack("l", fcntl.ioctl(fd, _GET_FLAGS, bytes(8)))
     flags = flags | _IMMUTABLE if immutable else flags & ~_IMMUTABLE
     fcntl.ioctl(fd, _SET_FLAGS, struct.pack("l", flags))

@@ -21,7 +21,7 @@ _SUBMITTED, _COMPLETED = 10, 20  # words where its offsets of the two rings begi
 
 
 class QueueOwner(Closing):
-    """What one thread reads through.
+    """The read queue of one thread.
 
     queue     for `read_pieces`
     refusal   why io_uring is not used, or ""
@@ -50,7 +50,7 @@ class QueueOwner(Closing):
 def _set_up() -> tuple[int, NDArray[Any], NDArray[Any], RingPlaces]:
     """A ring: its descriptor, what it shares with the kernel, and where in that each word lies.
 
-    Raises OSError: there is none to be had.
+    Raises OSError: none is available.
     """
     library = ctypes.CDLL(None, use_errno=True)
     raw = (ctypes.c_uint32 * _PARAMS)()
@@ -71,7 +71,7 @@ def _set_up() -> tuple[int, NDArray[Any], NDArray[Any], RingPlaces]:
         os.close(fd)
         raise
     words = np.frombuffer(shared, np.uint32, size // 4)
-    # entry i is always in place i of the ring: which one is next is said by the tail alone
+    # entry i is always in place i of the ring: the tail alone tells which one is next
     words[sent[6] // 4 :][:num_entries] = np.arange(num_entries, dtype=np.uint32)
     places = RingPlaces(
         sent[1] // 4, num_entries - 1, done[0] // 4, done[1] // 4, num_completions - 1, done[5] // 4

@@ -28,11 +28,11 @@ class ReadThreads:
             thread.start()
 
     def put(self, task: Task) -> None:
-        """Have one of them do this, which raises nothing."""
+        """Have one of them run this task, which raises nothing."""
         self._tasks.put(task)
 
     def close(self) -> None:
-        """End them, after what was asked for."""
+        """End them, after all tasks that were put."""
         for _ in self._threads:
             self._tasks.put(None)
         for thread, queue in zip(self._threads, self._queues, strict=True):
@@ -45,7 +45,7 @@ class ReadThreads:
 
 
 class CallingThreads:
-    """In place of `ReadThreads`: who asks for something does it, and `close`s at its own end."""
+    """In place of `ReadThreads`: a thread runs its own tasks, and calls `close` at its end."""
 
     count, refusal = 1, ""
 
@@ -53,7 +53,7 @@ class CallingThreads:
         self._own = concurrency.local()
 
     def put(self, task: Task) -> None:
-        """Do this at once, through the queue of this thread."""
+        """Run this task at once, through the queue of this thread."""
         if not hasattr(self._own, "queue"):
             self._own.queue = QueueOwner()
         task(self._own.queue.queue)

@@ -1,4 +1,4 @@
-"""Whether a graph block says what the object index says of it, so that other kernels need not ask.
+"""Checks graph blocks against the object index, so that other kernels need not.
 
 Layout: FORMAT.md, "Graph blocks".
 """
@@ -180,13 +180,13 @@ def find_bad_block(data, size, block, expected):
 
 @njit(nogil=True, cache=True)
 def check_pages(data, crcs, block, expected):
-    """Page by page the checksum and the sources of a graph block, while the page is in the cache.
+    """Check checksums and sources of a graph block page by page, while the page is in the cache.
 
     data   uint8    the block, aligned to 8 bytes
     crcs   uint32   crc32c of each of its pages
 
     Returns (the first page whose checksum is wrong, or -1, whether all sources are in range), and
-    looks at no more sources once a page is wrong.
+    checks no more sources once a page is wrong.
     """
     first_node, first_edge = expected.first_node, expected.first_edge
     start = edges_start(np.int64(first_node[block + 1] - first_node[block]))

@@ -1,4 +1,4 @@
-"""Where things are in a graph block (FORMAT.md, "Graph blocks"): of its header, and of a column."""
+"""Places in a graph block (FORMAT.md, "Graph blocks"): of header fields, and of columns."""
 
 from typing import Any, NamedTuple
 
@@ -92,7 +92,7 @@ def edges_start(num_nodes):
 
 @inner
 def first_bit(view, block):
-    """Where the sources of a block that is present begin, without a look at it."""
+    """Bit at which the sources of a block that is present begin, without reading the block."""
     num_nodes = np.int64(view.first_node[block + 1]) - np.int64(view.first_node[block])
     return 8 * (np.int64(view.slots[block]) * view.slot_bytes + edges_start(num_nodes))
 

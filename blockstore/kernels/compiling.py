@@ -1,4 +1,4 @@
-"""Compiling in a child process: what the compiler takes is no memory of the process that asks.
+"""Compiles in a child process, so that the compiler takes no memory of the process that asks.
 
 Compiling a kernel takes up to 200 MiB, which a process does not get back; loading one that is in
 the cache takes little.  So a process whose memory is bounded has a child compile into the cache
@@ -25,7 +25,7 @@ _DONE, _FAILED = b"\1", b"\0"
 
 
 class Tell(Protocol):
-    """Who is told what is going on."""
+    """Receives events of the compiler."""
 
     def __call__(self, event: str, **fields: object) -> object: ...
 
@@ -45,7 +45,7 @@ class CompilerProcess:
     def compile(self, function: Any, signature: Any) -> bool:
         """Whether the kernel is in the cache now; if not, this process has to compile it."""
         module, name = function.__module__, function.__qualname__
-        asked = pickle.dumps((module, name, signature))  # it says where it ends
+        asked = pickle.dumps((module, name, signature))  # a pickle tells where it ends
         self.awaited = f"{module}.{name}"
         try:
             # a child that was idle for too long may end just as it is asked
@@ -117,8 +117,8 @@ def awaited_kernel() -> str:
 
 
 def _next_asked() -> tuple[str, str, Any] | None:
-    """What is asked; None: nothing more comes."""
-    # who asks waits for the answer: no buffer holds what `select` then waits for
+    """The next request; None: no more will come."""
+    # the parent waits for each answer: no request is in a buffer while `select` waits for it
     if not select.select([sys.stdin], [], [], _IDLE_S)[0]:
         return None
     try:
@@ -130,7 +130,7 @@ def _next_asked() -> tuple[str, str, Any] | None:
 
 def main() -> None:
     """The child: compile what is asked for, and say whether that went well."""
-    # where memory is short the child is killed, and not the process that serves
+    # if memory is short, the child is killed, and not the process that serves
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     out = os.dup(1)

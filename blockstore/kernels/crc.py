@@ -47,7 +47,7 @@ _PAGE_TABLES = _make_page_tables()
 
 @njit(nogil=True, cache=True)
 def crc_word_by_table(crc, word):
-    """crc32c taken on by eight bytes, as `crc32_word`, from eight tables of 1 KiB."""
+    """crc32c continued by eight bytes, as `crc32_word`, from eight tables of 1 KiB."""
     mixed = crc ^ word
     result = np.uint32(0)
     for k in range(8):
@@ -137,7 +137,7 @@ def find_bad_page(data, num_pages, expected):
 
 @inner
 def _join(crc, page):
-    """The crc32c of bytes and a page after them."""
+    """The crc32c of bytes followed by a page."""
     for k in range(4):
         page ^= _PAGE_TABLES[k, (crc >> np.uint32(8 * k)) & np.uint32(255)]
     return page
@@ -154,7 +154,7 @@ def join_crcs(pages):
 
 @inner
 def crc_pages(words, page, num_pages, crc):
-    """`crc` taken on by at most four pages; how many, and the crc32c."""
+    """`crc` continued by at most four pages; returns how many, and the crc32c."""
     count = min(4, num_pages - page)
     if count == 4:
         for each in _crc_four_pages(words, page * PAGE_WORDS):
@@ -167,7 +167,7 @@ def crc_pages(words, page, num_pages, crc):
 
 @inner
 def crc_rest(data, start, crc):
-    """`crc` taken on by the bytes from `start` on."""
+    """`crc` continued by the bytes from `start` on."""
     state = np.uint32(crc ^ np.uint32(_INITIAL))
     for i in range(start, data.size):
         state = (state >> np.uint32(8)) ^ _TABLES[0, (state ^ data[i]) & np.uint32(255)]

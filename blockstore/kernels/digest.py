@@ -17,7 +17,7 @@ def fold(digest, word):
 
 @njit(nogil=True, cache=True)
 def digest_columns(words, begins, columns, digests):
-    """Take digests of columns on by the edges that are here; a row is a column of one.
+    """Continue digests of columns by the edges that are here; a row is a column of one.
 
     words    uint8 or uint32 (edges, words)
     begins   int64 (any + 1,)         first edge of each column of a block, then all

@@ -1,4 +1,4 @@
-"""Edges among nodes that were chosen: whole columns, of which sources in a table are kept.
+"""Edges among chosen nodes: of whole columns, the sources that are in a table are kept.
 
 Arguments `view`, `column`, `blocks`, `order`, `low`, `high` and `draws` are as in
 `kernels.sample`; `chosen` is `ChosenNodes`.  Edges are written one after the other, from `used` on;
@@ -28,12 +28,12 @@ class ChosenNodes(NamedTuple):
     """The nodes whose edges are kept."""
 
     table: NodeTable
-    trees: NDArray[np.uint32] | None  # of each column, where a node is another one in each tree
+    trees: NDArray[np.uint32] | None  # of each column, if a node is a different one in each tree
 
 
 @inner
 def _keep(view, block, edge, count, i, chosen, draws, used):
-    """Those of `count` edges of a block, from one on, whose source the table has."""
+    """Keep those of `count` edges of a block, from `edge` on, whose source the table has."""
     bits, own = view.sources.bits, words_of_edge(view)
     first = first_bit(view, block) + edge * bits
     places = record_places(view, block, edge, draws.first_item)
@@ -51,7 +51,7 @@ def _keep(view, block, edge, count, i, chosen, draws, used):
 
 @njit(nogil=True, cache=True)
 def keep_columns(view, column, blocks, order, low, high, chosen, draws, degrees, used):
-    """Kept edges of columns whose blocks are present, at draws.starts, and their counts.
+    """Write kept edges of columns whose blocks are present, at draws.starts, and their counts.
 
     degrees   int64 (columns,)  out: of those that go on in further blocks, which `keep_parts`
               takes; else 0
@@ -79,7 +79,7 @@ def keep_columns(view, column, blocks, order, low, high, chosen, draws, degrees,
 
 @njit(nogil=True, cache=True)
 def keep_parts(view, column, blocks, parts, degrees, chosen, draws, used):
-    """The same of parts of columns, each the edges of one block, which are present.
+    """The same for parts of columns, each the edges of one block; the blocks are present.
 
     parts   int64 (parts, 2)  column and number of its block, in that order: all of a column come
             one after the other, in one call or in several

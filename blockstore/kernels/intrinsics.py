@@ -16,7 +16,7 @@ _BYTE, _INT32, _INT64, _INT128 = (ir.IntType(bits) for bits in (8, 32, 64, 128))
 
 
 def _or_python(python):
-    """Decorator of a typing function: an intrinsic, or `python` itself where the JIT is off."""
+    """Decorator of a typing function: an intrinsic, or `python` itself if the JIT is off."""
 
     def choose(typing):
         return python if DISABLE_JIT else intrinsic(typing)
@@ -66,7 +66,7 @@ def popcount(_context, word):
 
 
 def _place(context, builder, signature, args, array, at):
-    """Where an element lies of an argument, an array, that is given by its number."""
+    """Pointer to an element of an argument, an array, that is given by its number."""
     view = context.make_array(signature.args[array])(context, builder, args[array])
     return builder.gep(view.data, [at])
 
@@ -103,7 +103,7 @@ def prefetch(_context, array, index):
 
 
 def _element(builder, signature, args):
-    """In which element of the first argument, an array, the bit lies that is the second."""
+    """The element of the first argument, an array, in which the second argument, a bit, lies."""
     width = signature.args[0].dtype.bitwidth
     return builder.ashr(args[1], ir.Constant(_INT64, width.bit_length() - 1))
 
@@ -252,7 +252,7 @@ def _crc32_word(crc, word):
 
 @_or_python(_crc32_word)
 def crc32_word(_context, crc, word):
-    """crc32c taken on by eight bytes, by the instruction; only where `has_crc32()`.
+    """crc32c continued by eight bytes, by the instruction; only if `has_crc32()`.
 
     crc, word   uint64   the crc in the low half, not inverted; bytes in little-endian order
     """

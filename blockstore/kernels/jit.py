@@ -1,9 +1,9 @@
-"""How kernels are compiled, and where what was compiled is kept.
+"""How kernels are compiled, and where compiled code is kept.
 
-What was compiled is a pickle, which runs whatever its author wants as it is loaded.  So it is kept
+Compiled code is a pickle, which runs whatever its author wants when it is loaded.  So it is kept
 beside the sources (whoever can write there can change the kernels themselves), else in a folder
 that only this user can write, else nowhere: then kernels are compiled again in each process.
-numba's own `cache=True` raises in the last case, and in the second it asks nobody who can write.
+numba's own `cache=True` raises in the last case, and in the second it does not check who can write.
 
 An environment variable (NUMBA_CACHE_DIR) would have to be set by whoever imports the first kernel,
 a trainer too, and would move the caches of its own functions; so the choice is made per kernel, by
@@ -74,7 +74,7 @@ def private_folder() -> Path | None:
 
 
 def _parents() -> Iterator[Path]:
-    # where there is no home, `Path.home` raises, and this stays relative and is passed over
+    # if there is no home, `Path.home` raises, and this stays relative and is passed over
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     for name in (home, os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir()):
         if Path(name).is_absolute():
@@ -95,7 +95,7 @@ def _is_ours_alone(folder: Path) -> bool:
 
 
 class _PrivateLocator:
-    """What numba asks for the place of a function's cache: in the folder of this user."""
+    """Tells numba the place of a function's cache: in the folder of this user."""
 
     def __init__(self, function: Any, source: str, folder: Path) -> None:
         self._source, self._line = Path(source), function.__code__.co_firstlineno
@@ -122,7 +122,7 @@ class _PrivateLocator:
 
 @cache
 def _digest(folder: Path) -> str:
-    """Of the sources of a folder of kernels, and of this one, on which all build."""
+    """Digest of the sources of a folder of kernels, and of this one, on which all build."""
     sources = hashlib.sha256()
     for path in sorted({*folder.glob("*.py"), *Path(__file__).parent.glob("*.py")}):
         sources.update(path.read_bytes())
@@ -151,7 +151,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """A disk that is full, say, is no reason not to run."""
+        """Save, if possible: a full disk, say, is no reason not to run."""
         with contextlib.suppress(OSError):
             super().save_overload(sig, data)
 

@@ -84,7 +84,7 @@ def drop_excluded(
 
     excluded_starts, excluded   from `group_excluded`: column i is seed node i
     draws                       column i has counts[i] from starts[i] on; what stays keeps its order
-    edge_draws                  their records, at edge_starts; of size 0 where there are none
+    edge_draws                  their records, at edge_starts; of size 0 if there are none
     counts                      uint32   in and out
     """
     for i in range(min(num, excluded_starts.size - 1)):

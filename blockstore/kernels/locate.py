@@ -1,4 +1,4 @@
-"""Which graph block a node's column starts in."""
+"""Finds the graph block in which a node's column starts."""
 
 import numpy as np
 
@@ -46,7 +46,7 @@ def first_above(values, low, high, value):
 
 @leaf
 def hide_outside(nodes, num, ranges, blocks):
-    """Writes -1 over the block of each node outside of all ranges.
+    """Write -1 over the block of each node outside of all ranges.
 
     nodes   id_dtype (>= num,)
     ranges  int64 (2 n,)        ascending: first and stop of each range

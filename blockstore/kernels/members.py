@@ -1,4 +1,4 @@
-"""Subgraphs over some of the nodes: who is a member, members' columns, and draws from these.
+"""Subgraphs over some of the nodes: which are members, members' columns, and draws from these.
 
 A member's *rank* is the number of members before it.
 """
@@ -40,7 +40,7 @@ _NO_ITEMS = np.empty(0, np.int64)
 
 
 class Members(NamedTuple):
-    """Who is a member, and the type whose columns and rows are meant."""
+    """The members, and the type whose columns and rows are meant."""
 
     words: NDArray[np.uint64]  # (words_size,) pairs: a bit for each of 64 nodes, 1 for members; how
     #   many members come before them
@@ -50,7 +50,7 @@ class Members(NamedTuple):
 
 
 class MemberColumns(NamedTuple):
-    """Columns of one relation by rank, with the sources that are members alone."""
+    """Columns of one relation by rank, with only those sources that are members."""
 
     starts: NDArray[np.int64]  # where the column lies in `sources`
     degrees: NDArray[np.uint32]
@@ -81,7 +81,7 @@ def words_size(num_nodes: int) -> int:
 
 @leaf
 def add_range(words, first, stop):
-    """Nodes [first, stop) are members."""
+    """Make nodes [first, stop) members."""
     node = np.int64(first)
     while node < stop:
         word, bit = node >> 6, node & 63
@@ -123,7 +123,7 @@ def rank_of(words, node):
 
 @leaf
 def take_new(words, nodes, take):
-    """take[i] = 1 (uint8) where nodes[i] was no member, and makes it one; else 0."""
+    """take[i] = 1 (uint8) if nodes[i] was not a member, and makes it one; else 0."""
     for i in range(nodes.size):
         word, bit = _word_of(nodes[i]), _ONE << (np.uint64(nodes[i]) & np.uint64(63))
         take[i] = (words[word] & bit) == 0
@@ -151,7 +151,7 @@ def _move(words, first, out, to, count):
 
 @inner
 def _keep_beside(block, places, item, columns, k, end):
-    """What lies beside edge k of a block, and its item, as edge `end` of those kept."""
+    """Keep the record and the item of edge k of a block as edge `end` of those kept."""
     own, out, to = columns.own, columns.beside, _places_from(columns, end)
     _move(block, places.ids + k * own.ids, out, to.ids, own.ids)
     _move(block, places.weights + k * own.weights, out, to.weights, own.weights)
@@ -164,7 +164,7 @@ def _keep_beside(block, places, item, columns, k, end):
 
 @leaf
 def filter_block(view, first_node, first_item, wanted, members, columns, to, row):
-    """Wanted columns of a graph block without sources that are no members, from `to` on.
+    """Keep the wanted columns of a graph block, with member sources only, from `to` on.
 
     view        BlockView of the block alone, in slot 0
     first_node  int    the first column that starts in the block
@@ -213,7 +213,7 @@ def filter_block(view, first_node, first_item, wanted, members, columns, to, row
 
 @leaf
 def join_fragments(columns):
-    """Columns that go on in further blocks, in one piece; fragments are in the order of blocks."""
+    """Join columns that go on in further blocks; fragments are in the order of blocks."""
     fragments, sources, own = columns.fragments, columns.sources, columns.own
     for row in range(fragments.shape[0]):
         rank, at, count = fragments[row, 0], fragments[row, 1], fragments[row, 2]
@@ -296,7 +296,7 @@ def address_members(members, nodes, addresses, out):
 
 @leaf
 def member_degrees(members, degrees, column):
-    """Degrees into the column's counts; 0 for a node of another type."""
+    """Write degrees into the column's counts; 0 for a node of another type."""
     for i in range(column.nodes.size):
         column.counts[i] = 0
         if _is_of_type(members, column.nodes[i]):

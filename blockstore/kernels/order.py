@@ -1,4 +1,4 @@
-"""Bringing work into block order."""
+"""Brings work into block order."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _AHEAD = 32  # entries of a table, asked for before they are taken
 
 
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
-    """The different ones of some integers, ascending.
+    """The distinct values of some integers, ascending.
 
     NumPy's `unique` hashes them first, which takes fifty times as long as sorting them.
     """
@@ -25,7 +25,7 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
 
 @leaf
 def count_nodes(nodes, most, counts):
-    """One more for each of these nodes, as often as it is named.
+    """Count each of these nodes as often as it is named.
 
     nodes    (n,) store ids
     most     a count that stays as it is
@@ -88,7 +88,7 @@ def find_outside(ids, stop):
 
 @njit(nogil=True, cache=True)
 def map_range(ids, first, table, out):
-    """out[i] = table[ids[i] - first] where that lies in the table; other entries stay."""
+    """out[i] = table[ids[i] - first] if that lies in the table; other entries stay."""
     last = first + table.size
     for i in range(ids.size):
         row = np.int64(ids[i])

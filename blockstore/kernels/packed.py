@@ -14,7 +14,7 @@ FEW_LINES = 16  # of what is copied whole; the processor asks for the rest by it
 
 
 class PackedIds(NamedTuple):
-    """Ids in a stream of bits; where one lies is told by the place of its first bit in `data`."""
+    """Ids in a stream of bits; each is found by the place of its first bit in `data`."""
 
     data: NDArray[Any]  # as of `load_bits`
     bits: int  # of an id: 1 to 57, or 64

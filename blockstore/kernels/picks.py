@@ -1,4 +1,4 @@
-"""Which of a column's edges are picked at random: positions, with replacement or without."""
+"""Picks edges of a column at random: positions, with replacement or without."""
 
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ class Rule(NamedTuple):
     key: np.uint64  # of the hop and relation
     trees: NDArray[np.uint32]  # tree of each node if edges are picked up to a time, else empty
     limits: NDArray[np.int64]  # latest time of each tree
-    roots: NDArray[np.uint64]  # number of each tree, which no other tree of the epoch has
+    roots: NDArray[np.uint64]  # number of each tree, unique in the epoch
 
 
 class Column(NamedTuple):
@@ -41,7 +41,7 @@ class Column(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Where the picks of a frontier go: those of node i from starts[i] and edge_starts[i] on."""
+    """Destination of a frontier's picks: those of node i from starts[i] and edge_starts[i] on."""
 
     starts: NDArray[np.int64]
     sources: NDArray[Any]  # id_dtype
@@ -58,7 +58,7 @@ GROUP = 64  # columns
 
 
 class DrawWorkspace(NamedTuple):
-    """Where a uniform draw works."""
+    """Working memory of a uniform draw."""
 
     table: NDArray[np.int64]  # (GROUP_ROWS, GROUP)
     scratch: NDArray[np.int64]  # (scratch_size(fanout),)
@@ -145,7 +145,7 @@ def pick_positions(out, at, degree, fanout, replace, node, key, scratch):
     fanout   int64    0 or more
     scratch  int64 (scratch_size(fanout),)
 
-    Without replacement by Floyd's method: draw k is uniform in [0, degree - fanout + k], and where
+    Without replacement by Floyd's method: draw k is uniform in [0, degree - fanout + k], and if
     it was picked before, that bound is picked.  Source: Bentley and Floyd, CACM 30(9), 1987.
     Draws are `draw_below(key, node, k, bound)`.
     """
@@ -212,7 +212,7 @@ def pick_column(ids, words, own, column, i, degree, draws, g, room):
 
 @inner
 def fetch_group(ids, words, own, count, draws, table):
-    """Positions to the sources and records that lie there, of the first columns of a group."""
+    """Replace positions by the sources and records there, for the first columns of a group."""
     sources = draws.sources
     for g in range(count):
         first, at = table[FIRST, g], np.uint64(table[AT, g])

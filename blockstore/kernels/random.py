@@ -118,6 +118,6 @@ def draw_each(key, bound, out):
 
 @njit(nogil=True, cache=True)
 def permute_each(index, size, key, out):
-    """out[i] = permute(index[i], size, key) where index[i] < size, else index[i]; int64, int64."""
+    """out[i] = permute(index[i], size, key) if index[i] < size, else index[i]; int64, int64."""
     for i in range(index.size):
         out[i] = permute(index[i], size, key) if index[i] < size else index[i]

@@ -13,7 +13,7 @@ BY_SOURCE      The rank is a hash of (key, source): columns with one key agree o
                other one of (key, node, position): so all edges are picked equally often.  Source:
                Balin and Catalyurek, Layer-Neighbor Sampling, NeurIPS 2023, with a fixed fanout.
 
-Picks stand in the order of their positions.
+Picks are in the order of their positions.
 """
 
 import math
@@ -49,14 +49,14 @@ class Heap(NamedTuple):
 
 
 class RankWorkspace(NamedTuple):
-    """Where a ranked draw works."""
+    """Working memory of a ranked draw."""
 
     table: NDArray[np.int64]  # (GROUP_ROWS, GROUP)
     heap: Heap
 
 
 def draw_rule(rule, uniform, ranked):
-    """Which of two kernels draws by a rule, and the memory that it works in."""
+    """The one of two kernels that draws by a rule, and its working memory."""
     table = np.empty((GROUP_ROWS, GROUP), np.int64)
     if rule.kind == UNIFORM:
         return uniform, DrawWorkspace(table, np.full(scratch_size(rule.fanout), -1, np.int64))
@@ -135,7 +135,7 @@ def _meet_again(nkey, position, weight, mark, rule, heap, found):
 
 @inner
 def _columns_key(column, i):
-    """Key of a node's draws; in a tree it is another one in each of them."""
+    """Key of a node's draws; if nodes are in trees, a different one in each tree."""
     rule = column.rule
     key = rule.key
     if rule.trees.size:
@@ -161,7 +161,7 @@ def _source_rank_after(before, source, key, nkey, position):
 
 @inner
 def rank_seam(source, before, position, column, i, heap, found):
-    """Take the edge of node i that `rank_edges` left out; returns how many are there then."""
+    """Take the edge of node i that `rank_edges` left out; returns how many the heap has then."""
     rule, nkey = column.rule, _columns_key(column, i)
     rank = _source_rank_after(before, source, rule.key, nkey, position)
     return push(heap, found, rule.fanout, rank, position, False)
@@ -169,7 +169,7 @@ def rank_seam(source, before, position, column, i, heap, found):
 
 @inner
 def take_all(degree, heap):
-    """Take a whole column, if it has no more edges than the heap has room for; how many."""
+    """Take a whole column, whose edges all have room in the heap; returns how many."""
     for k in range(degree):
         heap.positions[k] = k
     return degree
@@ -196,7 +196,7 @@ def _ask_for(values, at, count):
 
 @inner
 def rank_edges(ids, floats, longs, at, first, count, column, i, heap, found):
-    """Take edges of node i into its heap; returns how many are there then, int64.
+    """Take edges of node i into its heap; returns how many it has then, int64.
 
     ids, floats, longs   sources, weights and times; the rule tells which is read, from `at` on: the
                          bit of the first source, else an index
@@ -257,7 +257,7 @@ def sort_first(values, count):
 
 @inner
 def put_picks(ids, words, own, first, places, column, i, positions, draws):
-    """Sources and records at the positions picked of node i, ascending.
+    """Write sources and records at the positions picked of node i, ascending.
 
     first                bit of its first source
     words, own, places   as of `put_record`

@@ -1,4 +1,4 @@
-"""Pieces of files read, many at a time, and their pages verified, without a Python call for each.
+"""Reads pieces of files, many at a time, and verifies their pages, without a Python call for each.
 
 Reads go to the kernel through a ring (io_uring) with many in flight, or one by one by `preadv`.
 """
@@ -22,7 +22,7 @@ _WORD = 0xFFFF_FFFF
 
 
 class RingPlaces(NamedTuple):
-    """Where the words of a ring lie in what it shares with the kernel."""
+    """Places of a ring's words in the memory that it shares with the kernel."""
 
     tail: int  # of entries: how many were ever handed over
     mask: int  # entries less one, a value
@@ -33,7 +33,7 @@ class RingPlaces(NamedTuple):
 
 
 class ReadQueue(NamedTuple):
-    """What one thread reads through, and room for what is said of the pieces of one call."""
+    """The read queue of one thread, with room for results on the pieces of one call."""
 
     fd: int  # of a ring, or NO_RING
     words: NDArray[np.uint32]  # of a ring
@@ -67,9 +67,9 @@ def _plan_reads(pieces, address, queue):
 
 @inner
 def _judge(read, num_bytes, pieces, memory, crcs, shard_pages, queue):
-    """Which pieces of a read that brought `num_bytes` are not there, or not as they were written.
+    """Mark pieces of a read that brought `num_bytes` which are missing, or not as written.
 
-    crcs   of all pages, or of none: then nobody looks at them
+    crcs   of all pages; or empty: pages are not verified
     """
     low, high = queue.first[read], queue.first[read + 1]
     wanted = (pieces[high - 1, PAGE] + pieces[high - 1, PAGES] - pieces[low, PAGE]) * PAGE_BYTES
@@ -88,7 +88,7 @@ def _judge(read, num_bytes, pieces, memory, crcs, shard_pages, queue):
 def _through_ring(fds, reads, pieces, memory, crcs, shard_pages, queue):
     """Reads through a ring: as many in flight as it has entries; each is judged when it is there.
 
-    Returns how many of the first reads are done: all, but where the kernel takes none any more.
+    Returns how many of the first reads are done: all, unless the kernel takes no more.
     Nothing is in flight then.
     """
     words, entries, at = queue.words, queue.entries, queue.places

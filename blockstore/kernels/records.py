@@ -1,4 +1,4 @@
-"""What comes with each picked edge beside its source: a record of words of four bytes."""
+"""The record that comes with each picked edge beside its source: words of four bytes."""
 
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ def _copy(words, own, first, position, wanted, out, row, at):
 
 @inner
 def put_record(words, own, places, position, wanted, out, row):
-    """The record of an edge of a column, to out[row].
+    """Write the record of an edge of a column to out[row].
 
     words     uint32: where the sections lie
     own       EdgeRecord: of an edge there; without items these follow from that of the first
@@ -76,6 +76,6 @@ def ask_for_records(words, own, places, wanted, degree, positions, at, found, wh
 
 @inner
 def _ask(words, first, own, wanted, degree, positions, at, found, whole):
-    """Of one section of the records, if it is wanted and the edges there have it."""
+    """Prefetch one section of the records, if it is wanted and the edges there have it."""
     if wanted and own:
         ask_for_picks(words, 32 * first, 32 * own, degree, positions, at, found, whole)

@@ -18,8 +18,8 @@ NODE_BITS = 40  # of a key (tree, node): nodes below 2**40, trees below 2**24 - 
 class NodeTable(NamedTuple):
     """Local ids by node: of all nodes, or hashed.  Clean between batches.
 
-    Hashed it has as many slots as a power of two, at most half of them used; a node may be another
-    one in each of several trees then.
+    A hashed table has a power of two of slots, at most half of them used; a node may then be a
+    different one in each of several trees.
     """
 
     keys: (
@@ -31,7 +31,7 @@ class NodeTable(NamedTuple):
 # `keys` of a table of all nodes, and `trees` if there are none, are None as a kernel is compiled.
 @inner
 def _key(node, trees, i):
-    """Key of a node; of one in trees that of the node in tree `trees[i]`."""
+    """Key of a node; with `trees`, that of the node in tree `trees[i]`."""
     if trees is None:
         return np.uint64(node)
     return (np.uint64(trees[i]) << np.uint64(NODE_BITS)) | np.uint64(node)
@@ -96,7 +96,7 @@ def has_node(node, table, trees, i):
 
 @leaf
 def enter_seeds(n_id, num, table, trees):
-    """The seeds n_id[:num] get their places; of equal ones the first counts.
+    """Enter the seeds n_id[:num] with their places; of equal ones the first counts.
 
     trees   uint32 (>= num,)   tree of each node; None: nodes are the same in all trees
     """
@@ -119,7 +119,7 @@ def renumber(draws, starts, counts, table, n_id, num_nodes, local, edge, frontie
     frontier   uint32 (counts.size,)   tree of each column, to which its draws belong, or None
     trees      uint32                  in and out, beside n_id; None: as in `enter_seeds`
 
-    Returns (num_nodes, edge) after the hop; ~num_nodes, where n_id or `local` has no more room.
+    Returns (num_nodes, edge) after the hop; ~num_nodes, if n_id or `local` has no more room.
     """
     keys, values, num = table.keys, table.values, counts.size
     for i in range(num):
@@ -152,7 +152,7 @@ def renumber(draws, starts, counts, table, n_id, num_nodes, local, edge, frontie
 
 @leaf
 def clear_table(n_id, num_nodes, table, trees):
-    """All empty again, by going through the nodes backwards: each is the last of its chain."""
+    """Empty the table by going through the nodes backwards: each is the last of its chain."""
     keys, values = table.keys, table.values
     for i in range(num_nodes - 1, -1, -1):
         if i >= _NODES:
@@ -164,7 +164,7 @@ def clear_table(n_id, num_nodes, table, trees):
 
 @leaf
 def split_sources(local, kept):
-    """Local sources in less room: a bit where the source is the next new node, else its id.
+    """Compress local sources: a bit if the source is the next new node, else its id.
 
     local   uint32 (edges,)
     kept    new    local id of the first node that these edges find
@@ -194,7 +194,7 @@ def split_sources(local, kept):
 
 @leaf
 def join_sources(kept, first, out):
-    """The other way round, for edges [first, first + out.size); `low` and `high` have one more."""
+    """Restore sources of edges [first, first + out.size); `low` and `high` have one more."""
     found = 0
     for word in range(first // 64):
         found += popcount(kept.found[word])

@@ -110,7 +110,7 @@ def list_absent(nodes, num, first, num_nodes, table, until, out, count):
 
 @leaf
 def forget_listed(rows, num, place):
-    """Rows that were listed and will not be read after all."""
+    """Unlist rows that will not be read after all."""
     for i in range(num):
         if place[rows[i]] == LISTED:
             place[rows[i]] = ABSENT_ROW
@@ -120,7 +120,7 @@ def forget_listed(rows, num, place):
 def note_use(nodes, num, first, num_nodes, table, batch, uses):
     """uses[entry] = batch (its number) for each of the rows that has an entry and may leave it.
 
-    `uses` is the last use so far where batches come in order, the next one where they come in
+    `uses` is the last use so far if batches come in order, the next one if they come in
     descending order.
     """
     stays, shift, place = table.stays, table.shift, table.place
@@ -135,9 +135,10 @@ def note_use(nodes, num, first, num_nodes, table, batch, uses):
 
 @inner
 def _level(table, entry, oldest, now):
-    """What goes first is lowest: 0 if the entry is free, LEVELS if its row may not leave.
+    """What leaves first is lowest: 0 if the entry is free, LEVELS if its row may not leave.
 
-    First what is used never again, and seldom so far; then what is used furthest from now.
+    Rows that are never used again leave first, those seldom used so far before others; then
+    those whose next use is furthest from now.
     """
     if np.uint64(table.node[entry]) == table.empty:
         return np.int64(0)
@@ -190,7 +191,7 @@ def choose_by_level(table, oldest, now, hand, want, levels, counts, out):
 
 @leaf
 def enter_rows(rows, low, high, entries, table, until):
-    """Rows rows[low:high] go to the entries, whose rows leave."""
+    """Put rows[low:high] into the entries, whose former rows leave."""
     place, node = table.place, table.node
     for i in range(low, high):
         entry = entries[i - low]
@@ -249,7 +250,7 @@ def _divide(entry, divisor):
 
 @leaf
 def copy_extents(source, runs, rows, layout, cached, first_entry, area, data, slot_bytes):
-    """The rows of runs of pages into their entries.
+    """Copy the rows of runs of pages into their entries.
 
     source       uint8             the pages, run after run
     runs         int64 (runs, 5)   as `plan_extents` gives them, of `rows`

@@ -33,7 +33,7 @@ class RowLayout(NamedTuple):
 
 
 def row_layout(geometry: BlockGeometry, row_bytes: int) -> RowLayout:
-    """Of an array with rows of so many bytes."""
+    """The layout of an array with rows of so many bytes."""
     return RowLayout(
         geometry.rows_per_block, row_bytes, geometry.slot_bytes, geometry.blocks_per_shard
     )
@@ -172,7 +172,7 @@ def _row_at(layout, shard, at, whole):
 
 @inner
 def _place_of(rows, row):
-    """Where the first of some ascending rows is that is not below another."""
+    """Index of the first of some ascending rows that is not below `row`."""
     low, high = np.int64(0), np.int64(rows.size)
     while low < high:
         middle = (low + high) // 2
@@ -217,7 +217,7 @@ def list_rows(pieces, layout, num_rows, every, rows, out):
 
 @leaf
 def move_rows(packed, rows, pieces, layout, memory, to_pages):
-    """Copy rows between their pages and one after the other; of a row what the pages have of it.
+    """Copy rows between their pages and a packed array; of a row, only what the pages have of it.
 
     packed    uint8 (rows * row_bytes,)
     rows      int64 (rows,)            ascending

@@ -80,7 +80,7 @@ class Picks(NamedTuple):
 
 @njit(nogil=True, cache=True)
 def column_degrees(view, column, blocks, order, low, high):
-    """Total degrees into the column's counts; 0 for a node of another type."""
+    """Write total degrees into the column's counts; 0 for a node of another type."""
     table = np.empty((GROUP_ROWS, GROUP), np.int64)
     for start in range(low, high, GROUP):
         count = min(GROUP, high - start)
@@ -115,7 +115,7 @@ def _find_group(view, column, blocks, order, start, count, header, table):
 def _pick_group(
     view, column, blocks, order, start, count, draws, multi_block, num_multi_block, room
 ):
-    """Positions of the picks into the draws, where the columns lie into the table.
+    """Write positions of the picks into the draws, places of the columns into the table.
 
     Returns the number of multi-block columns so far.
     """
@@ -168,7 +168,7 @@ def _draw_uniform(
 
 @inner
 def _rank_column(view, column, blocks, i, multi_block, num_multi_block, heap):
-    """Edges of least rank of entry i into the heap; how many, or -1: it is a multi-block column."""
+    """Put edges of least rank of entry i into the heap; how many, or -1: a multi-block column."""
     column.counts[i] = 0
     if blocks[i] < 0 or column.rule.fanout == 0:
         return np.int64(0)
@@ -188,7 +188,7 @@ def _rank_column(view, column, blocks, i, multi_block, num_multi_block, heap):
 
 @inner
 def _values_at(view, rule, block, edge):
-    """Where the values are that the edges of a block from one on are ranked by."""
+    """Place of the values by which the edges of a block, from `edge` on, are ranked."""
     if rule.kind == BY_SOURCE:
         return first_bit(view, block) + edge * view.sources.bits
     _, _, weight_at, time_at = sections(view, np.int64(view.slots[block]))
@@ -249,7 +249,7 @@ def draw_columns(
     multi_block: MultiBlockColumns,
     num_multi_block: int,
 ) -> int:
-    """Sampled sources and edges of the entries, into the draws, and their number into the counts.
+    """Write sampled sources and edges of the entries into the draws, their number into the counts.
 
     counts      uint32   out: of a uniform draw min(degree, fanout), the degree if fanout < 0, with
                          replacement fanout, and 0 for a column without edges; of a ranked draw
@@ -259,7 +259,7 @@ def draw_columns(
     Returns the number of multi-block columns so far, int64.  Time of a uniform draw O(edges),
     O(fanout) more below fanout 64.
     """
-    # chosen here, so that a rule that nobody uses is not compiled
+    # chosen here, so that rules that nobody uses are not compiled
     draw, room = draw_rule(column.rule, _draw_uniform, _draw_ranked)
     return int(
         draw(view, column, blocks, order, low, high, draws, multi_block, num_multi_block, room)
@@ -338,7 +338,7 @@ def rank_multi_block(view, column, blocks, multi_block, picks):
 
 @leaf
 def rank_seams(capacity, column, multi_block, picks):
-    """Take the first edge of each block but the first, too, after all were present: by source."""
+    """For a draw by source: take the first edge of each later block, after all were present."""
     part = 0
     for g in range(multi_block.entries.size):
         i, heap = np.int64(multi_block.entries[g]), Heap(picks.ranks[g], picks.positions[g])

@@ -1,4 +1,4 @@
-"""A batch whose nodes have owners: the edges of one owner, and who needs rows of whom for them."""
+"""A batch whose nodes have owners: the edges of one owner, and the rows that owners exchange."""
 
 from typing import NamedTuple
 
@@ -15,8 +15,8 @@ class OwnedNodes(NamedTuple):
 
     mine: int  # that owner
     owner: NDArray[np.uint8] | NDArray[np.uint16]  # (nodes,)
-    local: NDArray[np.int64]  # (nodes,) of its nodes: the place among them
-    # (nodes, words): a bit for each owner whose edges need the node and who has not got it itself
+    local: NDArray[np.int64]  # (nodes,) place of its nodes among them
+    # (nodes, words): a bit for each owner whose edges need the node and that does not own it
     needed_by: NDArray[np.uint64]
 
 

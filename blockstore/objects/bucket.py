@@ -17,9 +17,9 @@ from blockstore import concurrency
 from blockstore.errors import StoreError
 
 SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "http", "https")
-WAIT_S = 60.0  # that an object may not be had, until an error says so
+WAIT_S = 60.0  # for which an object may be out of reach before an error says so
 PART_BYTES = 8 << 20  # of a multipart upload
-_PARTS = 8  # of one object, on their way
+_PARTS = 8  # of one object, in flight
 _LEAST_S, _MOST_S = 0.05, 5.0  # of a pause between two attempts
 _TIMEOUT_S = 30.0  # of one request
 _DIGEST = "blockstoredigest"  # the name is one that every provider takes
@@ -31,7 +31,7 @@ _FoundT = TypeVar("_FoundT")
 
 
 class ObjectError(StoreError):
-    """An object cannot be had, or cannot be written."""
+    """An object cannot be read, or cannot be written."""
 
 
 class ObjectGone(ObjectError):
@@ -46,7 +46,7 @@ class ObjectHead(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Sums over ranges that came at the first attempt, for a line through their times."""
+    """Sums over ranges that came at the first attempt, to fit a line to their times."""
 
     samples: int = 0
     num_bytes: float = 0.0
@@ -61,9 +61,9 @@ class Transfer(NamedTuple):
         )  # fmt: skip
 
     def fit(self) -> tuple[float, float]:
-        """Seconds of a request however short, and of a byte more: least squares.
+        """Fixed seconds of a request, and seconds per byte, by least squares.
 
-        (0, 0) while ranges have been too few, or all of one size.
+        (0, 0) while there are too few ranges, or all of one size.
         """
         spread = self.samples * self.squares - self.num_bytes**2
         if self.samples < 16 or spread <= 0:
@@ -106,11 +106,11 @@ class Bucket:
             ) from None
 
     def hurry(self) -> None:
-        """Try nothing again any more: what waits fails."""
+        """Make no more attempts: what waits fails."""
         self._ending.set()
 
     def cost(self) -> tuple[float, float]:
-        """Seconds of a request however short, and of a byte, as measured so far; or zeros."""
+        """Fixed seconds of a request, and seconds per byte, as measured so far; or zeros."""
         with self._lock:
             return self._times.fit()
 
@@ -119,7 +119,7 @@ class Bucket:
     ) -> memoryview:
         """Bytes [start, stop) of an object that has this etag.
 
-        check   of the bytes: what is wrong with them, or ""; then they are read again
+        check   says what is wrong with the bytes, or ""; wrong ones are read again
 
         Raises ObjectError: it was replaced, or does not come.
         """
@@ -165,7 +165,7 @@ class Bucket:
         return self._retried(attempt, f"{self.url}/{name}")
 
     def sizes(self) -> dict[str, int]:
-        """Of all objects below the URL, by name.  Raises ObjectError."""
+        """Sizes of all objects below the URL, by name.  Raises ObjectError."""
 
         def attempt() -> dict[str, int]:
             pages = self._listed.list(self._reads)
@@ -174,7 +174,7 @@ class Bucket:
         return self._retried(attempt, self.url)
 
     def digest(self, name: str) -> str:
-        """With which an object was written; "": with none.  Raises ObjectGone, ObjectError."""
+        """The digest that an object was written with, or "".  Raises ObjectGone, ObjectError."""
 
         def attempt() -> str:
             result = self._reads.get(name, options={"range": (0, 1)})
@@ -185,7 +185,7 @@ class Bucket:
     def write(self, name: str, body: Callable[[], Iterator[bytes] | bytes], digest: str) -> None:
         """Write an object, in parts if it is large; it appears whole or not at all.
 
-        body   asked for again at each attempt
+        body   called again for each attempt
 
         Raises ObjectError, and what `body` raises.
         """
@@ -199,7 +199,7 @@ class Bucket:
         self._retried(attempt, f"{self.url}/{name}")
 
     def _retried(self, attempt: Callable[[], _FoundT], where: str) -> _FoundT:
-        """What an attempt returns, tried with growing pauses, each of random length."""
+        """Repeat an attempt, with growing pauses of random length; returns what it returns."""
         end, pause = concurrency.monotonic() + self._wait_s, _LEAST_S
         while True:
             with self._lock:
@@ -222,7 +222,7 @@ class Bucket:
             pause = min(_MOST_S, 2 * pause)
 
     def _judge(self, error: Exception, where: str) -> None:
-        """Raise what another attempt would meet again."""
+        """Raise errors that another attempt would meet again."""
         if isinstance(error, _Again):
             return
         kinds, reason = self._errors, self._reason(error)

@@ -4,9 +4,9 @@
     <cache>/<digest of the URL>/<name>/     the files of the store; shards have holes
     <cache>/<digest of the URL>/origin.json the URL, the root's etag, the etag of each shard
 
-Which pages are there is what the file system says: data, or a hole.  So nothing has to be written
-beside them that could be wrong after a crash.  A page that was torn by one has another checksum, is
-found when it is read, and fetched again.  Design and arithmetic: docs/derivations/objects.md.
+The file system tells which pages are there: data, or a hole.  So there is no other record of them,
+which could be wrong after a crash.  A page that a crash has torn has a wrong checksum, is found
+when it is read, and fetched again.  Design and arithmetic: docs/derivations/objects.md.
 """
 
 import ctypes
@@ -36,21 +36,21 @@ from blockstore.units import format_bytes
 
 IN_FLIGHT = 64  # requests for ranges, of one store
 _MOST_RANGE, _LEAST_RANGE = 1 << 20, 64 << 10  # bytes of one request, at most
-_MOST_BYTES, _MEM_PART = IN_FLIGHT * _MOST_RANGE, 8  # on their way; a part of --mem, if less
-# Pages between two that are wanted, which are fetched with them: few, if others leave for them.
+_MOST_BYTES, _MEM_PART = IN_FLIGHT * _MOST_RANGE, 8  # in flight; or an 8th of --mem, if less
+# Most pages between two wanted ones that are fetched, too: few, if others leave for them.
 _MOST_GAP, _MOST_ROOMY_GAP = 1, 16
 _LONGEST_RUN = 1024  # pages that readers ask for at once, but for blocks that are longer
 _GROUP = 16  # pages whose uses are counted together
-_WINDOW = 1 << 20  # groups among which those are looked for that leave: time and memory
-_HELD_PART = 16  # of the cache, that may be held at once
-_LISTED = 64  # part of the cache of which it is known what leaves next
+_WINDOW = 1 << 20  # groups searched at a time for pages to evict: bounds time and memory
+_HELD_PART = 16  # part of the cache that may be held at once
+_LISTED = 64  # part of the cache that is listed at a time as what leaves next
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
-_HERE, _COMING = 1, 2  # of a page: in its file; on its way
-_KEPT_PART = 4  # of the bytes on their way, for those that came and are not copied yet
+_HERE, _COMING = 1, 2  # of a page: in its file; in flight
+_KEPT_PART = 4  # part of the bytes in flight, for those that came and are not copied yet
 
 
 def object_bytes(mem_bytes: int) -> int:
-    """Of --mem, for ranges of one store that are on their way."""
+    """Part of --mem for ranges of one store that are in flight."""
     return max(IN_FLIGHT * _LEAST_RANGE, min(_MOST_BYTES, mem_bytes // _MEM_PART))
 
 
@@ -103,7 +103,7 @@ class PageCache(Closing):
         os.close(self._lock)
 
     def add(self, member: "CachedPages", metadata_bytes: int) -> None:
-        """One store more.  Raises StoreError: the cache is too small."""
+        """Add a store.  Raises StoreError: the cache is too small."""
         with self.changed:
             most = -(-metadata_bytes // PAGE_BYTES)
             least = member.largest + most
@@ -135,15 +135,15 @@ class PageCache(Closing):
     def most_held(self, early: bool) -> int:
         """Pages that all threads may hold together, if another one holds some.
 
-        There is room for them: so room can be made for what is missing of them.  They cannot leave,
-        so few are held beside those that stay for later.  Who holds early may wait for the buffer
-        of one that has yet to hold: room for it is left.
+        The cache has room for them, so it can make room for those that are missing.  They cannot
+        leave, so they are few beside those that stay for later.  A thread that holds early may wait
+        for the buffer of one that has yet to hold: room for that one is left.
         """
         held = max(self.limit // _HELD_PART, self.largest)
         return held if early else min(self.limit, held + self.largest)
 
     def make_room(self, pages: int) -> None:
-        """For so many pages that are to come; under `changed`, when they are held."""
+        """Make room for so many pages that are to come; under `changed`, when they are held."""
         excess = sum(member.present for member in self._members) + pages - self.limit
         for member in sorted(self._members, key=lambda one: -one.present):
             if excess > 0:
@@ -161,17 +161,17 @@ class CachedPages(Closing):
         metadata_bytes: int,
         flight_bytes: int,
     ) -> None:
-        """Look which pages are there.
+        """Find out which pages are there.
 
         arrays        by path: their shards, which are files of full length
-        flight_bytes  that may be on their way at once
+        flight_bytes  that may be in flight at once
 
         Raises StoreError: the cache is too small; OSError.
         """
         self.url, self._bucket, self._cache, self._arrays = bucket.url, bucket, cache, arrays
         self._range = max(1, min(_MOST_RANGE, flight_bytes // IN_FLIGHT) // PAGE_BYTES)
         self._first: dict[str, int] = {}
-        self.num_pages = self.largest = 0  # largest: of what is held at once
+        self.num_pages = self.largest = 0  # largest: most pages held at once
         for path, (geometry, _) in arrays.items():
             self._first[path] = self.num_pages
             self.num_pages += geometry.num_pages
@@ -198,7 +198,7 @@ class CachedPages(Closing):
                     fd = os.open(shard.file, os.O_RDWR | os.O_CLOEXEC)
                     self._fds[path].append(fd)
                     self._look(fd, self._first[path] + i * geometry.pages_per_shard, geometry, i)
-            self.present = int(np.count_nonzero(self._state))  # pages in files, or on their way
+            self.present = int(np.count_nonzero(self._state))  # pages in files, or in flight
             cache.add(self, metadata_bytes)
         except BaseException:
             self._close_files()
@@ -287,7 +287,7 @@ class CachedPages(Closing):
         _wait([self._pool.submit(self._fetch, run, crcs) for run in runs])
 
     def _bring(self, wanted: NDArray[np.int64], crcs: NDArray[Any], arrived: list[Arrived]) -> bool:
-        """Fetch what is missing of pages that are pinned; whether all are there then.
+        """Fetch those of the pinned pages that are missing; returns whether all are there then.
 
         What others fetch is waited for; it is missing again if they fail.  What is fetched here is
         added to `arrived`, as far as there is memory.
@@ -304,7 +304,7 @@ class CachedPages(Closing):
             return bool((self._state[wanted] & _HERE).all())
 
     def _with_gaps(self, asked: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
-        """These pages, and those of short gaps between missing ones that are missing, too.
+        """These pages, and short gaps between missing ones, if all pages of the gap are missing.
 
         To fetch them takes less time than another request, as measured on this bucket.
         """
@@ -337,7 +337,7 @@ class CachedPages(Closing):
                 low = end
 
     def _arrive(self, run: _Run, crcs: NDArray[Any], arrived: list[Arrived]) -> None:
-        """In a thread of the pool: pages that are on their way come, or are missing again.
+        """In a thread of the pool: fetch pages; if that fails, they are missing again.
 
         They are added to `arrived` if there is memory for them until their reader has copied them.
         """
@@ -371,7 +371,7 @@ class CachedPages(Closing):
     # -- files ------------------------------------------------------------------------------------
 
     def _look(self, fd: int, base: int, geometry: BlockGeometry, shard: int) -> None:
-        """Which pages of a shard are data, and no hole."""
+        """Note which pages of a shard are data, not a hole."""
         size = geometry.blocks_in(shard) * geometry.slot_bytes
         at = 0
         while at < size:
@@ -384,12 +384,12 @@ class CachedPages(Closing):
             self._state[base + first : base + max(first, stop)] = _HERE
 
     def evict(self, count: int) -> int:
-        """Make holes of so many pages that nobody holds; how many it were.
+        """Make holes of up to `count` pages that nobody holds; returns how many.
 
-        Those leave first that no reader expects, of these the ones whose next use is expected last
-        by the intervals of their groups; then those that readers want last.  They are listed for a
-        part of the cache at a time; one that was used since then, or of which readers have said
-        something else, stays.  Under the cache's `changed`.
+        Pages that no reader expects leave first, beginning with those whose next use is expected
+        last by the intervals of their groups; then those that readers want last.  They are listed
+        for a part of the cache at a time; a page that was used since then, or of which readers have
+        said something else, stays.  Under the cache's `changed`.
         """
         freed = 0
         while freed < count:
@@ -410,12 +410,12 @@ class CachedPages(Closing):
         return freed
 
     def _known(self, pages: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """What pages leave by, uint32 (pages, 2)."""
+        """What decides when pages leave, uint32 (pages, 2)."""
         uses = self._uses.last_use(pages // _GROUP)
         return np.stack([uses, self._expected.bits[pages].astype(np.uint32)], 1)
 
     def _list(self, count: int) -> NDArray[np.int64]:
-        """Pages that may leave, at most so many, those first that are to leave first."""
+        """Up to `count` pages that may leave, in the order in which they are to leave."""
         groups = self._state.size // _GROUP
         for _ in range(-(-groups // _WINDOW)):
             low, high = self._hand, min(self._hand + _WINDOW, groups)
@@ -439,7 +439,7 @@ class CachedPages(Closing):
         return np.zeros(0, np.int64)
 
     def _position(self, pages: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Of pages in their arrays, from 0 to less than 1."""
+        """Positions of pages in their arrays, from 0 to less than 1."""
         firsts = np.array([*self._first.values(), self.num_pages])
         array = np.searchsorted(firsts, pages, "right") - 1
         found: NDArray[np.float64] = (pages - firsts[array]) / np.diff(firsts)[array]
@@ -461,7 +461,7 @@ class CachedPages(Closing):
 
 
 def _wait(asked: Sequence["Future[Any]"]) -> None:
-    """Until none is on its way.  Raises the first error met."""
+    """Wait until none is in flight.  Raises the first error met."""
     errors = [error for one in asked if (error := one.exception()) is not None]
     for error in errors:
         if isinstance(error, OutOfSpace):

@@ -1,8 +1,8 @@
-"""Pages that readers have said they will want, so that others leave the cache before them.
+"""Pages that readers have announced, so that others leave the cache before them.
 
 Each reader has two bits of a byte of each page: it reads the page in its coming pass, which ascends
-through each array, or after that.  Four readers have bits; what more of them say is not kept, and
-their pages leave by the intervals between uses.
+through each array, or after that.  Four readers have bits; announcements of further ones are not
+kept, and their pages leave by the intervals between uses.
 """
 
 import numpy as np
@@ -13,11 +13,11 @@ _NOW = 0x55  # the bits of all readers for their coming passes
 
 
 class ExpectedUses:
-    """Of the pages of one store.  The caller holds a lock."""
+    """Announced uses of the pages of one store.  The caller holds a lock."""
 
     def __init__(self, pages: int) -> None:
-        self.bits = np.zeros(pages, np.uint8)  # 0: nobody has said that it wants the page
-        self._readers: dict[object, int] = {}  # which pair of bits is whose
+        self.bits = np.zeros(pages, np.uint8)  # 0: nobody has announced the page
+        self._readers: dict[object, int] = {}  # the pair of bits of each reader
 
     def expect(self, reader: object, pages: NDArray[np.int64], later: bool) -> None:
         """A reader will want pages in its coming pass, or after that."""
@@ -33,14 +33,14 @@ class ExpectedUses:
             self.bits[pages] &= np.uint8(0xFF ^ 1 << 2 * self._readers[reader])
 
     def forget(self, reader: object) -> None:
-        """What a reader has said does not hold any more."""
+        """Drop what a reader has announced."""
         if reader in self._readers:
             self.bits &= np.uint8(0xFF ^ 3 << 2 * self._readers.pop(reader))
 
     def farthest(
         self, pages: NDArray[np.int64], position: NDArray[np.float64]
     ) -> NDArray[np.int64]:
-        """Pages that are expected, those first that are wanted last.
+        """Expected pages, ordered by when they are wanted, the last first.
 
         position   of each in its array, below 1: passes ascend
         """

@@ -1,4 +1,4 @@
-"""When groups of pages are used again, as far as earlier uses say.
+"""Estimates when groups of pages are used again, from their earlier uses.
 
 Plans use what they read in orders of their own: partitions once an epoch in a random order, rows in
 ascending passes, blocks of minibatches by chance, twice at once where two workers want them.  One
@@ -46,7 +46,7 @@ class UseIntervals:
     def farthest(self, groups: NDArray[np.int64]) -> NDArray[np.int64]:
         """Groups ordered by when they are expected, the farthest first.
 
-        Of one that is older than all intervals were nothing is known but that it is not used much:
+        If a group is older than all intervals were, all that is known is that it is not used much:
         an interval of twice its age is added to those that were counted.
         """
         ages = np.uint32(self._now & 0xFFFFFFFF) - self._last[groups]

@@ -1,4 +1,4 @@
-"""A store of this machine to object storage, and one from there to a folder."""
+"""Push a store of this machine to object storage, and pull one from there to a folder."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,13 +17,13 @@ from blockstore.root import digest
 from blockstore.store import BlockedFile, Store, open_store, scan_blocks, shard_index
 
 Advance = Callable[[int], None]  # bytes that are there
-_SHARDS = 3  # that are written at once, each in parts
+_SHARDS = 3  # shards that are written at once, each in parts
 _PULL_BYTES = 2 << 30  # of memory: as for a daemon of this --mem
 _LANES, _LANE_BYTES = 4, 16 << 20  # of an array that is pulled: each asks for so much at once
 
 
 class Passed(Protocol):
-    """Who shows how far a pull is."""
+    """Shows how far a pull is."""
 
     def advance(self, count: int) -> None:
         """So many bytes more are there."""
@@ -39,7 +39,7 @@ class _Object(NamedTuple):
 
 
 def store_bytes(store: Store) -> int:
-    """Of all objects that a push writes."""
+    """Bytes of all objects that a push writes."""
     return sum(item.size for item in _objects(store)) + (store.path / ROOT).stat().st_size
 
 
@@ -120,12 +120,12 @@ def _shard(file: BlockedFile, shard: int) -> Iterator[bytes]:
 def pull(
     url: str, target: Path, wait_s: float, stage: Callable[[int], AbstractContextManager[Passed]]
 ) -> Store:
-    """Bring a store to a folder, which appears by one rename; the same command goes on.
+    """Bring a store to a folder, which appears by one rename; run again, it resumes.
 
     What a pull that was stopped has brought stays beside the target, as `.<name>.pull`: pages that
     are there are verified, others come.
 
-    stage   of so many bytes; told of those that are there
+    stage   begins a stage of so many bytes; told of those that are there
 
     Raises StoreExists, StoreError, ObjectError, OSError.
     """
@@ -150,6 +150,6 @@ def pull(
 
 
 def _fill(file: BlockedFile, lane: int, advance: Advance) -> None:
-    """Have some of the pages of an array in its files."""
+    """Bring a lane's part of an array's pages into its files."""
     for _, blocks in scan_blocks(file, _LANE_BYTES, lane=(lane, _LANES)):
         advance(blocks.nbytes)

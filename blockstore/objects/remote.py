@@ -1,4 +1,4 @@
-"""Stores in object storage as stores of this machine: tables whole, blocks as they are wanted."""
+"""Opens stores in object storage as local ones: tables whole, blocks as they are wanted."""
 
 import shutil
 from collections.abc import Callable, Iterable
@@ -31,7 +31,7 @@ _FoundT = TypeVar("_FoundT")
 
 
 class _Origin(msgspec.Struct, frozen=True):
-    """Where the store of a folder comes from."""
+    """The origin of the store in a folder."""
 
     url: str
     root_etag: str
@@ -41,21 +41,21 @@ class ObjectStores(Closing):
     """Stores by URL, whose pages one cache keeps."""
 
     def __init__(self, folder: Path, size_bytes: int, mem_bytes: int, wait_s: float) -> None:
-        """Raises StoreError: the folder cannot be had."""
+        """Raises StoreError: the folder cannot be used."""
         self.cache = PageCache(folder, size_bytes)
         self._mem_bytes, self._wait_s = mem_bytes, wait_s
         self._open: dict[str, tuple[Store, CachedPages]] = {}
         self._sealed = False
 
     def close(self) -> None:
-        """Of stores that nobody closed, too."""
+        """Close the cache, and stores that nobody has closed."""
         for _, pages in self._open.values():
             if not pages.closed:
                 pages.close()
         self.cache.close()
 
     def seal(self) -> None:
-        """Open no store that was not opened before: its memory is taken."""
+        """Open no further stores: memory for their pages is taken at the start."""
         self._sealed = True
 
     def open(self, url: str) -> Store:
@@ -87,12 +87,12 @@ class ObjectStores(Closing):
 
 
 def store_name(url: str) -> str:
-    """What sessions call it: the last part of the URL."""
+    """The name of a store for sessions: the last part of the URL."""
     return url.rpartition("/")[2]
 
 
 def _bring_tables(bucket: Bucket, folder: Path) -> Manifest:
-    """Have all of a store in a folder but its pages, which are holes; the manifest of it.
+    """Bring a store into a folder, except its pages, which are holes; returns the manifest.
 
     What is there stays: if the root of the bucket has another etag than it had, it is read again,
     and must have the same fingerprint.  Raises StoreError, ObjectError, OSError.
@@ -164,13 +164,13 @@ def _open_pages(
 
 
 def shard_bytes(geometry: BlockGeometry, shard: int) -> int:
-    """Of a file: its slots and its index."""
+    """Bytes of a shard's file: its slots and its index."""
     index_bytes = geometry.blocks_per_shard * INDEX_ENTRY_BYTES + 4
     return geometry.blocks_in(shard) * geometry.slot_bytes + index_bytes
 
 
 def in_parallel(work: Callable[[_OneT], _FoundT], of: Iterable[_OneT]) -> list[_FoundT]:
-    """What `work` returns of each.  Raises the first error, and begins nothing more."""
+    """What `work` returns for each.  Raises the first error, and begins nothing more."""
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
         asked = [pool.submit(work, one) for one in of]
         try:
@@ -181,7 +181,7 @@ def in_parallel(work: Callable[[_OneT], _FoundT], of: Iterable[_OneT]) -> list[_
 
 
 def _bring_all(bucket: Bucket, folder: Path, manifest: Manifest) -> None:
-    """The bound files, each with the digest that the manifest binds, and shards of holes."""
+    """Bring the bound files, each with the digest that the manifest binds; make shards of holes."""
 
     def bring(name: str) -> None:
         try:

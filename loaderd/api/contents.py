@@ -1,4 +1,4 @@
-"""What messages say of the contents of a store, and of the rows that come with batches."""
+"""Parts of messages that describe a store, and the rows that come with batches."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ class RowArraySpec(msgspec.Struct, frozen=True):
     dtype: str  # store dtype, bfloat16 included
     row_shape: tuple[int, ...]
     row_bytes: int
-    node_type: str = ""  # whose rows; of hop-wise batches and of edges ""
+    node_type: str = ""  # whose rows; "" for hop-wise batches and edges
     relation: str = ""  # of edges: whose rows, "src__name__dst"
 
 

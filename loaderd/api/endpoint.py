@@ -1,4 +1,4 @@
-"""Where a daemon can be met: ipc endpoints, their files, and who may serve them."""
+"""ipc endpoints of daemons: their files, and the right to serve them."""
 
 import contextlib
 import errno
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from loaderd.api.errors import EndpointInUse, NoDaemon, Refused
 from loaderd.api.protocol import DOOR_SUFFIX
 
-_NEW_SUFFIX = ".new"  # shorter than that of the door: the length of a path is checked for that
+_NEW_SUFFIX = ".new"  # shorter than DOOR_SUFFIX, for which the length of a path is checked
 LOCK_SUFFIX = ".lock"  # held by the daemon as long as it lives
 MAX_PATH_BYTES = 107 - len(DOOR_SUFFIX)  # of the address of a Unix socket
 
@@ -33,12 +33,12 @@ class Endpoint(NamedTuple):
 
     @property
     def new_door(self) -> Path:
-        """That socket until it listens: what stands at `door` never turns anybody away."""
+        """That socket until it listens, so that the one at `door` never refuses a client."""
         return Path(f"{self.path}{_NEW_SUFFIX}")
 
     @property
     def lock(self) -> Path:
-        """The file that says who serves."""
+        """The file that names the process that serves."""
         return Path(f"{self.path}{LOCK_SUFFIX}")
 
 
@@ -58,7 +58,7 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def connect(endpoint: Endpoint, waits: bool = False) -> socket.socket:
-    """A connection to the door.  Raises NoDaemon at once where nobody listens.
+    """A connection to the door.  Raises NoDaemon at once if nobody listens.
 
     waits   whether to wait if many connect at once; otherwise that is a NoDaemon too
     """
@@ -79,8 +79,8 @@ def connect(endpoint: Endpoint, waits: bool = False) -> socket.socket:
 def claim(endpoint: Endpoint) -> Iterator[None]:
     """The right to serve the endpoint: held inside the `with`; no file is left after it.
 
-    What a daemon that was killed left behind is removed.  Raises EndpointInUse: somebody listens,
-    or what stands there is not ours to remove; Refused: the folder is missing.
+    Removes what a killed daemon left behind.  Raises EndpointInUse: somebody listens, or a file
+    there is not ours to remove; Refused: the folder is missing.
     """
     if not endpoint.path.parent.is_dir():
         raise Refused(f"{endpoint.path.parent}: no such folder; make it, or choose another one")

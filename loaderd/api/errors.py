@@ -18,7 +18,7 @@ class Shortage(Refused):
 
 
 class ShuttingDown(Refused):
-    """The daemon takes nobody in any more; another one may come."""
+    """The daemon accepts no more sessions; another daemon may take its place."""
 
 
 class NoDaemon(DaemonError):

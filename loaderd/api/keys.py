@@ -1,4 +1,4 @@
-"""Files of CURVE keys: who a daemon lets in over tcp, and how a client knows its daemon."""
+"""Files of CURVE keys: the clients a daemon lets in over tcp, and the daemons a client knows."""
 
 import os
 import re
@@ -19,7 +19,7 @@ _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # Z85
 
 
 class KeyPair(NamedTuple):
-    """In Z85, 40 characters each."""
+    """A pair of CURVE keys in Z85, 40 characters each."""
 
     public: str
     secret: str
@@ -81,9 +81,9 @@ def daemon_key(folder: Path, address: TcpAddress) -> str:
 def client_keys(address: TcpAddress) -> tuple[str, KeyPair] | None:
     """The public key of the daemon at an address, and this side's own keys.
 
-    None: loopback, and no key of it is known.
+    None: the address is loopback, and no key is known for it.
 
-    Raises Refused: none is known of one elsewhere, or this side has none.
+    Raises Refused: none is known for another address, or this side has none.
     """
     folder = keys_folder(address.keys)
     daemon = daemon_key(folder, address)
@@ -132,7 +132,7 @@ def read_lines(path: Path, name: str, hint: str) -> tuple[list[str], int]:
 
 
 class Authorized:
-    """Who is let in: `authorized_keys`, read again whenever it changes.
+    """The clients that are let in: `authorized_keys`, read again whenever it changes.
 
     A file that cannot be read any more lets nobody in.
     """

@@ -1,4 +1,4 @@
-"""The file of peers: where the servers are that have the other parts of a store."""
+"""The file of peers: addresses of the servers that have the other parts of a store."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -13,14 +13,14 @@ WAIT_S = 60.0  # for a peer to come back
 
 
 class PeerAddresses(NamedTuple):
-    """Of each server its replicas, in the order in which they are tried."""
+    """The replicas of each server, in the order in which they are tried."""
 
     by_server: dict[int, tuple[TcpAddress, ...]]
     wait_s: float = WAIT_S
 
 
 def read_peers(path: Path, keys: Path | None, wait_s: float = WAIT_S) -> PeerAddresses:
-    """A line for each server: its number, and one or more addresses; # begins a comment.
+    """Read a line for each server: its number and its addresses; # begins a comment.
 
     keys   folder of this side's keys; None: the usual one
 
@@ -52,7 +52,7 @@ def read_peers(path: Path, keys: Path | None, wait_s: float = WAIT_S) -> PeerAdd
 
 
 def part_with_peers(store: Store, peers: PeerAddresses | None) -> StorePart | None:
-    """The part that a store is, if it is one.
+    """The part of a larger store that a store is; None: it is a whole one.
 
     Raises Refused: it needs peers and has none, or some are missing; or it needs none.
     """

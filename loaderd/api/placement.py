@@ -1,7 +1,7 @@
-"""Where hop-wise features had best lie while models train on them, and in what order; pure.
+"""Advise where to keep hop-wise features while models train on them, and in what order; pure.
 
-Source: PP-GNN, section 5.  Unlike there rows in any order have to show that they cost no more than
-chunks, wherever a host or a disk is read.
+Source: PP-GNN, section 5.  Unlike there, rows in any order must be shown to cost no more than
+chunks, whenever they are read from a host or a disk.
 """
 
 from typing import Any, Literal
@@ -10,7 +10,7 @@ import msgspec
 
 from blockstore.units import format_bytes
 
-NEXT_TO = 1.1  # times the chunks' time: rows in any order are advised up to that
+NEXT_TO = 1.1  # rows in any order are advised up to so many times the chunks' time
 TRAINING_BYTES = 2 << 30  # of an accelerator, for a model and its batches, if nothing else is known
 
 
@@ -18,9 +18,9 @@ class HopFacts(msgspec.Struct, frozen=True):
     num_rows: int  # of the split: labelled ones, no others are stored
     row_bytes: int  # of all arrays that a batch has
     device_bytes: int  # free on the accelerator; 0: there is none
-    training_bytes: int  # of these, that models and batches take
-    held: bool  # whether the daemon holds the arrays in memory whole
-    chunks_s: float | None  # that loading takes of an epoch; None: not measured
+    training_bytes: int  # of these, what models and batches take
+    held: bool  # whether the daemon holds the whole arrays in memory
+    chunks_s: float | None  # to load an epoch; None: not measured
     rows_s: float | None
 
     @property
@@ -37,7 +37,7 @@ class HopAdvice(msgspec.Struct, frozen=True):
     """What is advised, and why."""
 
     # "device": all rows lie in the memory of the accelerator; "host": in that of the daemon;
-    # "storage": they pass by
+    # "storage": they are read as needed
     place: Literal["device", "host", "storage"]
     method: Literal["cr", "rr"]  # "rr": rows in any order; "cr": chunks
     reason: str
@@ -50,7 +50,7 @@ class HopAdvice(msgspec.Struct, frozen=True):
 
 
 def advise_hops(facts: HopFacts) -> HopAdvice:
-    """The fastest place that has room, and rows in any order where they cost next to nothing."""
+    """The fastest place that has room, and rows in any order if they cost next to nothing."""
     size = f"{facts.num_rows:,} rows of {facts.row_bytes} bytes, {format_bytes(facts.num_bytes)}"
     if facts.on_device:
         reason = (
@@ -74,7 +74,7 @@ def advise_hops(facts: HopFacts) -> HopAdvice:
 
 
 def parse_advice(advice: Any) -> HopAdvice:
-    """What a checkpoint has.  Raises ValueError: it is none."""
+    """Convert the advice in a checkpoint.  Raises ValueError: it is none."""
     if isinstance(advice, HopAdvice):
         return advice
     try:

@@ -8,8 +8,8 @@ from loaderd.api.contents import PartitionSeeds, RelationInfo, RowArraySpec, Typ
 from loaderd.api.errors import BadMessage
 
 PROTOCOL_VERSION = 5
-SAMPLER_VERSION = 1  # of the draws: a change of kernels that changes batches counts it up
-HEARTBEAT_S = 1.0  # between two of a daemon to a client on another host
+SAMPLER_VERSION = 1  # of the draws: raised if a change of kernels changes batches
+HEARTBEAT_S = 1.0  # between two heartbeats of a daemon to a client on another host
 LEASE_S = 15.0  # without a sign of life, after which such a client, or daemon, counts as gone
 DOOR_SUFFIX = ".door"  # ipc:///run/x -> the Unix socket /run/x.door passes the arena's descriptor
 
@@ -27,7 +27,7 @@ class StepMessage(Message, frozen=True, kw_only=True):
 
 
 class MacroBatch(msgspec.Struct, frozen=True):
-    """What macro-batches are made of."""
+    """Parameters of macro-batches."""
 
     num_partitions: int  # of the store
     partitions: int  # of a macro-batch
@@ -38,12 +38,12 @@ class MacroBatch(msgspec.Struct, frozen=True):
 
 
 class HopBatches(msgspec.Struct, frozen=True):
-    """What hop-wise batches are made of."""
+    """Parameters of hop-wise batches."""
 
     operators: tuple[str, ...]
     hops: int  # hops 0 to this one
     method: str  # "cr": chunks of consecutive rows in a keyed order; "rr": rows in a keyed order
-    chunk: int  # rows of a chunk; 0 where there are none
+    chunk: int  # rows of a chunk; 0 if there are none
     redeal: int  # every so many epochs rows are dealt into chunks again; 0: never
     labels: bool  # whether they come with each batch
 
@@ -51,9 +51,9 @@ class HopBatches(msgspec.Struct, frozen=True):
 class SeedEdges(msgspec.Struct, frozen=True):
     """Seeds that are edges of one relation, for link prediction."""
 
-    relation: str = ""  # "src__name__dst"; "" where the store has one
+    relation: str = ""  # "src__name__dst"; "" if the store has one
     negatives: str = "none"  # "binary": pairs of random nodes; "triplet": random targets
-    amount: float = 0.0  # of negatives for each edge, rounded up for a batch; whole of triplets
+    amount: float = 0.0  # negatives per edge, rounded up for a batch; whole for triplets
     exclude: str = "none"  # from the batch: "self": its seed edges; "reverse": also their reverses
     reverse: str = ""  # the relation in which reverses are; "": as the store says
 
@@ -61,16 +61,16 @@ class SeedEdges(msgspec.Struct, frozen=True):
 class Temporal(msgspec.Struct, frozen=True):
     """Sampling of edges up to each seed's time: a batch is a tree for each of its seed nodes."""
 
-    strategy: str = "uniform"  # of those edges; "last": the latest
-    times: str = "given"  # of the seeds: behind the ids in their frame; "edges": their own
-    strict: bool = False  # edges before the seed's time, none at it
+    strategy: str = "uniform"  # which of those edges; "last": the latest
+    times: str = "given"  # of the seeds: after the ids in their frame; "edges": their own
+    strict: bool = False  # only edges before the seed's time, not at it
 
 
 class Labor(msgspec.Struct, frozen=True):
     """LABOR: columns that are expanded under one key agree on the sources that they pick."""
 
     layer_dependency: bool = False  # one key for all hops of a step
-    batch_dependency: int = 1  # steps of an epoch that have their keys in common
+    batch_dependency: int = 1  # steps of an epoch that share their keys
 
 
 class Subgraph(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ class Subgraph(msgspec.Struct, frozen=True):
 
 
 class HomePlacement(msgspec.Struct, frozen=True):
-    """The seeds of a global batch are trained by their owners, as ranks, instead of in ranges."""
+    """Ranks train the seeds of a global batch that they own, instead of ranges of seeds."""
 
     time_steps: int = 0  # of all models together, after merging by model; 0: seeds stay at home
 
@@ -99,9 +99,9 @@ class ArrayChoice(msgspec.Struct, frozen=True):
 class RowChoice(msgspec.Struct, frozen=True):
     """Which row arrays come with batches."""
 
-    arrays: tuple[ArrayChoice, ...] = ()  # of types and relations that are not named all
+    arrays: tuple[ArrayChoice, ...] = ()  # a type or relation not named: all of its own
     labels: bool = True  # those of the store, or the array `label`
-    label: str = ""  # of features: comes as labels
+    label: str = ""  # array of features that comes as labels
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,13 +124,13 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     edge_ids: bool
     macro: MacroBatch | None = None  # of families "macro" and "partitions"
     hops: HopBatches | None = None  # of family "hops"
-    edges: SeedEdges | None = None  # where seeds are edges
-    temporal: Temporal | None = None  # where edges are sampled up to a time
+    edges: SeedEdges | None = None  # if seeds are edges
+    temporal: Temporal | None = None  # if edges are sampled up to a time
     edge_features: bool = False  # rows of the sampled edges
-    edge_weights: bool = False  # and what their blocks hold beside them
+    edge_weights: bool = False  # weights and times of these edges
     edge_times: bool = False
     rows: RowChoice | None = None  # if not all row arrays come
-    labor: Labor | None = None  # where neighbors are drawn by LABOR; else each column by itself
+    labor: Labor | None = None  # if neighbors are drawn by LABOR; else each column by itself
     cycle: int = 0  # epoch e has the draws of epoch e % cycle; 0: its own
     subgraph: Subgraph | None = None  # of family "subgraph"
 
@@ -147,7 +147,7 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
 
     token: int  # from Welcome: ties the session to the connection at the door
     request: int  # echoed in the reply
-    store: str = ""  # by name; "" where the daemon serves one
+    store: str = ""  # by name; "" if the daemon serves one
     plan: str = "auto"
     split: str = "train"
     num_neighbors: tuple[int, ...] = ()  # per hop, of relations that `fanouts` does not name
@@ -156,37 +156,37 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     shuffle: bool = True
     seed: int = 0
     return_e_id: bool = False
-    seed_type: str = ""  # "" where the store has one node type
+    seed_type: str = ""  # "" if the store has one node type
     rank: int = 0
     world_size: int = 1
     window: int = 0  # batches in flight that the client would like; 0: as the daemon sees fit
     frontier: str = "new"
     replace: bool = False
     weighted: bool = False
-    hyperbatch: int = 0  # minibatches built together, where the plan does so; 0: as has room
+    hyperbatch: int = 0  # minibatches built together, if the plan does so; 0: as many as fit
     macro_partitions: int = 0  # of a macro-batch; 0: an eighth of the store's
     reuse: int = 1  # passes over the seeds of a macro-batch
     waiting: bool = False  # no pass begins once the next macro-batch is there; up to `reuse`
-    hubs: bool = True  # in every macro-batch, where the store has them
-    halos: bool = True  # of a macro-batch's partitions, where the store has them
+    hubs: bool = True  # in every macro-batch, if the store has them
+    halos: bool = True  # of a macro-batch's partitions, if the store has them
     operators: tuple[str, ...] = ()  # of hop-wise batches; (): all that the split has
     hops: int = -1  # hops 0 to this one; -1: all that these operators have
     chunk: int = 0  # rows of a chunk; 0: batch_size
     redeal: int = 0  # every so many epochs rows are dealt into chunks again; 0: never
     labels: bool = True  # with hop-wise batches
     edges: SeedEdges | None = None  # seeds are edges: all, a split of them, or the frame's
-    temporal: Temporal | None = None  # edges up to each seed's time alone
+    temporal: Temporal | None = None  # only edges up to each seed's time
     edge_features: bool = False  # rows of the sampled edges, of all arrays of edges
     edge_weights: bool = False  # of the sampled edges, in the relations that have any
     edge_times: bool = False  # likewise
-    rows: RowChoice | None = None  # row arrays that come; None: all.  Of any type "", relation "*"
+    rows: RowChoice | None = None  # None: all arrays.  Owner "": any type, "*": any relation
     labor: Labor | None = None  # draw neighbors by LABOR
     cycle: int = 0  # epoch e has the draws of epoch e % cycle; 0: its own
-    subgraph: dict[str, int] = {}  # options of a plan of subgraphs, those that differ from usual
-    owners: str = ""  # name of an owner map of the store: batches say who owns their nodes
-    home: HomePlacement | None = None  # `owners` names who trains which seeds, as ranks
+    subgraph: dict[str, int] = {}  # options of a plan of subgraphs that differ from the defaults
+    owners: str = ""  # name of an owner map of the store: batches name the owners of nodes
+    home: HomePlacement | None = None  # `owners` says which rank trains which seeds
     classes: bool = False  # `TypeInfo` is to say how many the labels have
-    mask_size: int = 0  # of the mask over a type's nodes that ids are what is set of; 0: of none
+    mask_size: int = 0  # length of the mask over a type's nodes that ids come from; 0: no mask
     ids: int = 0  # numbers that describe the seeds: sent as `IdsWanted` asks for them
 
 
@@ -231,7 +231,7 @@ class RowsWanted(Message, frozen=True, kw_only=True, tag="rows-wanted"):
     request: int
     fingerprint: str  # of the store
     digest: str  # of the owner map by which it was divided
-    server: int  # that asks
+    server: int  # the one that asks
     array: str  # path in the store
     ids: bytes  # store ids, ascending, each once: uint64, little-endian
 
@@ -269,7 +269,7 @@ class Detach(Message, frozen=True, kw_only=True, tag="detach"):
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
-    """Client, over tcp, where there is no door: who are you?  The answer is a Welcome."""
+    """Client, over tcp, which has no door: a greeting.  The answer is a Welcome."""
 
     request: int = 0
 
@@ -289,7 +289,7 @@ class Taken(Message, frozen=True, kw_only=True, tag="taken"):
 
 
 class StatusRequest(Message, frozen=True, kw_only=True, tag="status"):
-    """Client: say how you are."""
+    """Client: report your status."""
 
     request: int = 0
 
@@ -304,7 +304,7 @@ class BlobArray(msgspec.Struct, frozen=True):
 
 
 class Blob(msgspec.Struct, frozen=True):
-    """Where a blob lies and what is in it."""
+    """The slots of a blob, and the arrays in it."""
 
     slots: tuple[int, ...]  # byte b of the blob is byte b % slot_bytes of slots[b // slot_bytes]
     arrays: tuple[BlobArray, ...]
@@ -330,11 +330,11 @@ class BatchReady(StepMessage, frozen=True, kw_only=True, tag="batch"):
     and relation `counts:H:R` uint32 (nodes of hop H,), edges found per frontier node; `src` uint32
     (edges,), the local source of each edge, hop by hop and relation by relation; if asked `e_id`,
     `edge_weight` float32 and `edge_time` int64 of each edge, 0 in relations without; `ends` uint32
-    where seeds are edges: the local ends of these and of their negatives; `trees` uint32 of each
-    node, of plan "shadow" and where edges are sampled up to a time, there `times` int64 of each
-    seed, too; with an owner map `owner` uint8, or uint16 for more than 256 owners, of each node;
-    with home placement `seed_rank` uint16, which rank trains each seed of the global batch, in its
-    order; of plan "partitions" `store_id` of each node.  The slots are released with row group 0.
+    if seeds are edges: the local ends of these and of their negatives; `trees` uint32 of each node,
+    with plan "shadow" or sampling up to a time, which adds `times` int64 of each seed; with an
+    owner map `owner` uint8, or uint16 for more than 256 owners, of each node; with home placement
+    `seed_rank` uint16, the rank that trains each seed of the global batch, in its order; with plan
+    "partitions" `store_id` of each node.  The slots are released with row group 0.
     """
 
     epoch: int
@@ -421,8 +421,8 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
     rows: int = 0
     edges: int = 0
-    ready_ns: int = 0  # of its runs, in which a finished batch was with the client
-    starved_ns: int = 0  # of its runs, in which none was
+    ready_ns: int = 0  # time of its runs in which a finished batch was with the client
+    starved_ns: int = 0  # time of its runs in which none was
     owner: str = ""  # user on this machine, or name of the key
     held_bytes: int = 0  # of the arena, by this session alone
     store: str = ""
@@ -453,7 +453,7 @@ class StatusReply(Message, frozen=True, kw_only=True, tag="status-reply"):
     draining: bool = False
     workers: int = 0  # threads that build
     readers: int = 0  # threads that read
-    reload_error: str = ""  # of the newest reload; "": none was, or it went well
+    reload_error: str = ""  # of the newest reload; "": there was none, or it succeeded
     compiling: str = ""  # the kernel that batches wait for; "": none
 
 
@@ -489,10 +489,10 @@ def _decode(frame: bytes | memoryview, decoder: msgspec.msgpack.Decoder[MessageT
 
 
 def decode_client(frame: bytes | memoryview) -> ClientMessage:
-    """What a client sent; raises BadMessage."""
+    """The message that a client sent.  Raises BadMessage."""
     return _decode(frame, _client)
 
 
 def decode_daemon(frame: bytes | memoryview) -> DaemonMessage:
-    """What the daemon sent; raises BadMessage."""
+    """The message that the daemon sent.  Raises BadMessage."""
     return _decode(frame, _daemon)

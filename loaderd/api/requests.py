@@ -87,7 +87,7 @@ def check_global_batch(request: Attach) -> None:
 
 
 def _parts(request: Attach) -> list[str]:
-    """What the numbers of a request say of each seed."""
+    """The arrays that the numbers of a request form, with one number for each seed."""
     parts = []
     if not request.split:
         parts = ["sources", "targets"] if request.edges is not None else ["ids"]
@@ -104,7 +104,7 @@ def num_parts(request: Attach) -> int:
 def split_frame(
     request: Attach, frame: NDArray[np.int64] | None
 ) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
-    """(ids, times) of what followed a request; None and (0,) where there are none."""
+    """Split what followed a request into (ids, times); None and (0,) if there are none."""
     parts = num_parts(request)
     if frame is None or not parts:
         return None, np.empty(0, np.int64)

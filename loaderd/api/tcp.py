@@ -16,14 +16,14 @@ class TcpAddress(NamedTuple):
 
     host: str  # name or number; of IPv6 without brackets
     port: int
-    keys: str = ""  # folder of the client's keys, where it is not the usual one
+    keys: str = ""  # folder of the client's keys, if it is not the usual one
 
     def __str__(self) -> str:
         return f"{self.place}?keys={self.keys}" if self.keys else self.place
 
     @property
     def place(self) -> str:
-        """Without the folder of keys: what sockets take."""
+        """The address as sockets take it, without the folder of keys."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{SCHEME}{host}:{self.port}"
 
@@ -66,7 +66,7 @@ def _is_plain(name: str) -> bool:
 
 
 def check_reachable(address: TcpAddress) -> None:
-    """Raises NoDaemon at once where nobody listens."""
+    """Raises NoDaemon at once if nobody listens."""
     try:
         socket.create_connection((address.host, address.port), CONNECT_S).close()
     except (OSError, UnicodeError) as error:

@@ -72,7 +72,7 @@ app = command_group(
 
 
 def _configure(context: typer.Context, path: Path | None) -> Path | None:
-    """Options of a file, for those that neither the command line nor the environment gives."""
+    """Use the options of a file if neither the command line nor the environment gives them."""
     if path is not None:
         context.default_map = _read_options(context, path)
     return path
@@ -141,7 +141,7 @@ def _open(place: Path, buckets: ObjectStores | None) -> Store:
 
 
 def _paths(context: typer.Context) -> list[Path]:
-    """The stores to serve now: of the configuration file, where that is what named them."""
+    """The stores to serve now; read from the configuration file again, if that named them."""
     source, config = context.get_parameter_source("store"), context.params.get("config")
     if config is None or source is None or source.name != "DEFAULT_MAP":
         return list(context.params["store"])
@@ -195,7 +195,7 @@ def _serve(
                 notify("READY=1", f"STATUS={line}")
 
             gc.collect()
-            gc.freeze()  # all this stays: the collector looks at what came later, and so in time
+            gc.freeze()  # all this stays: the collector looks only at later objects, and so in time
             idle = asyncio.run(serve_engine(exchange, endpoint, signals, ready, access))
             if not idle:
                 stack.pop_all()

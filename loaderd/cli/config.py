@@ -8,17 +8,17 @@ from loaderd.api.errors import DaemonError
 
 
 class BadConfig(DaemonError, ValueError):
-    """A configuration file does not say what an option can be."""
+    """A configuration file cannot be read, or has a wrong option."""
 
 
 def read_config(
     path: Path, options: Collection[str], lists: Collection[str] = ()
 ) -> dict[str, str | list[str]]:
-    """Options by name, `metrics-port` as `metrics_port`, with what the command line would say.
+    """Options by name, `metrics-port` as `metrics_port`, with values as on the command line.
 
     lists   options that are lists of strings; one alone may stand for itself
 
-    Raises BadConfig: not to be read, not TOML, an option that there is not, a table or a list.
+    Raises BadConfig: unreadable, not TOML, an unknown option, a table or a list.
     """
     try:
         with path.open("rb") as file:

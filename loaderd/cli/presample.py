@@ -1,8 +1,7 @@
 """`loaderd presample`: how often nodes are expanded in the epochs to come, for owner maps.
 
 Batches are sampled as sessions of the same request would; their structure is counted and dropped.
-After each epoch the counts go to a file beside the target, with which a run that was stopped goes
-on.
+After each epoch the counts go to a file beside the target, from which a stopped run resumes.
 """
 
 from collections.abc import Callable, Iterable
@@ -77,7 +76,7 @@ def count_batches(batches: Iterable[Sampled], counts: NDArray[np.uint32]) -> Non
 
 
 def _expected(store: Store, request: Attach) -> Expansions:
-    """What is to be counted, of no epoch yet.  Raises Refused."""
+    """The description of the counts, with no epoch yet.  Raises Refused."""
     manifest = store.manifest
     refused = {
         "weighted sampling": request.weighted,
@@ -103,7 +102,7 @@ def _expected(store: Store, request: Attach) -> Expansions:
 
 
 def _resume(path: Path, found: Expansions, counts: NDArray[np.uint32], epochs: int) -> Expansions:
-    """What an earlier run of the same request has counted, into `counts`, zeros so far."""
+    """Read what an earlier run of the same request has counted into `counts`, zeros so far."""
     try:
         earlier, counted = read_expansions(path)
     except (FileNotFoundError, CorruptBlock):

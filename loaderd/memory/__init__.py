@@ -1,1 +1,1 @@
-"""Memory of a daemon: the ledger of `--mem`, the arena's slots, and who holds which block."""
+"""Memory of a daemon: the ledger of `--mem`, the arena's slots, and the blocks they hold."""

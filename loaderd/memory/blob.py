@@ -12,18 +12,18 @@ ALIGN = 64
 
 
 class Written(NamedTuple):
-    """An array that is made where it is to lie."""
+    """An array that is produced directly at its destination."""
 
     dtype: np.dtype[Any]
     size: int
-    write: Callable[[int, NDArray[Any]], object]  # fills `out` with its items from the first one on
+    write: Callable[[int, NDArray[Any]], object]  # write(first, out): `out` = items from `first` on
 
 
-Make = Callable[[NDArray[Any], NDArray[Any]], object]  # items, and what is made of them: out
+Make = Callable[[NDArray[Any], NDArray[Any]], object]  # make(items, out): fills `out`
 
 
 def chained(parts: Sequence[Written], dtype: DTypeLike) -> Written:
-    """Arrays that follow one another."""
+    """The concatenation of arrays."""
 
     def write(first: int, out: NDArray[Any]) -> None:
         at, done = first, 0
@@ -38,7 +38,7 @@ def chained(parts: Sequence[Written], dtype: DTypeLike) -> Written:
 
 
 def made(pieces: Sequence[NDArray[Any]], dtype: DTypeLike, make: Make) -> Written:
-    """What `make` makes of each item of pieces that follow one another."""
+    """The concatenation of pieces, each converted by `make`."""
 
     def of(piece: NDArray[Any]) -> Written:
         def write(first: int, out: NDArray[Any]) -> None:
@@ -50,7 +50,7 @@ def made(pieces: Sequence[NDArray[Any]], dtype: DTypeLike, make: Make) -> Writte
 
 
 def joined(pieces: Sequence[NDArray[Any]], dtype: DTypeLike | None = None) -> Written:
-    """Pieces that follow one another; `dtype`: that of the first, unless it is given."""
+    """The concatenation of pieces; `dtype` defaults to that of the first one."""
     return made(pieces, pieces[0].dtype if dtype is None else dtype, _copy)
 
 
@@ -69,11 +69,11 @@ def write_blob(
     slots: Sequence[int],
     arrays: Sequence[tuple[str, NDArray[Any] | Written]],
 ) -> Blob:
-    """Bring arrays into the slots, in order.
+    """Write arrays into the slots, in order.
 
     data        uint8 (arena bytes,)
     slot_bytes  a multiple of every array's item size
-    slots       enough for them, each array from a multiple of ALIGN bytes
+    slots       enough for all arrays, each of which begins at a multiple of ALIGN bytes
     """
     placed, offset = [], 0
     for name, array in arrays:

@@ -1,11 +1,11 @@
-"""Values that only whoever holds their lock may look at."""
+"""Values that may be read only while their lock is held."""
 
 from typing import Any, Generic, TypeVar
 
 from blockstore import concurrency
 
 T = TypeVar("T")
-Lock = Any  # `threading.RLock()`: it has no name as a type
+Lock = Any  # `threading.RLock()`, whose type has no name
 
 
 def is_held(lock: Lock) -> bool:
@@ -14,7 +14,7 @@ def is_held(lock: Lock) -> bool:
 
 
 class Guarded(Generic[T]):
-    """`guarded()` is the value.  Whoever has not got the lock is found out, but under `-O`."""
+    """`guarded()` is the value.  It asserts, except under `-O`, that the caller holds the lock."""
 
     def __init__(self, value: T, lock: Lock | None = None) -> None:
         """`lock`: an RLock, or a new one."""

@@ -1,4 +1,4 @@
-"""Where `--mem` goes: the tables that stay, the arena's slots, and what a session takes of them."""
+"""How `--mem` is divided: permanent tables, arena slots, and the slots that a session takes."""
 
 import itertools
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from loaderd.plans.base import Shape
 from loaderd.plans.home import RANK_BYTES
 
 MAX_TRANSIT = 16  # slots a worker may use to pass blocks through
-_MOST_REQUESTS, _REQUESTS_PART = 1 << 20, 16  # bytes; a part of --mem, if that is less
-LEAST_SESSION = 12  # slots: below this no session can be had, whatever it asks
+_MOST_REQUESTS, _REQUESTS_PART = 1 << 20, 16  # bytes; or a 16th of --mem, if that is less
+LEAST_SESSION = 12  # slots: with fewer, no session is possible at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,39 +29,39 @@ class EngineSettings:
     mem_bytes: int
     workers: int = 4
     readers: int = 8
-    session_share: float = 0.95  # of what is free, that a session of hyperbatches takes at most
+    session_share: float = 0.95  # largest part of free slots that a hyperbatch session takes
     trace: Path | None = None  # where to record what hyperbatches needed
     reserve_bytes: int = 0  # for tables of stores that are opened later
-    peer_bytes: int = 0  # for rows that are asked of peers, and given to them
-    object_bytes: int = 0  # for ranges of objects on their way, and what is known of pages
+    peer_bytes: int = 0  # for rows requested from peers, and served to them
+    object_bytes: int = 0  # for ranges of objects in flight, and the state of pages
 
 
 class EdgeItems(NamedTuple):
-    """The edges of a relation as items: numbered behind all nodes, relation by relation."""
+    """The edges of a relation as items: numbered after all nodes, relation by relation."""
 
     name: str  # "src__name__dst"
     first: int  # item of the first edge, in the order of the blocks
-    num_nodes: int  # items
+    num_nodes: int  # number of edges, under the name that a node type has for it
 
 
 class ServedRows(NamedTuple):
-    """One row array that comes with every batch, or of edges, where it is asked for."""
+    """A row array that comes with every batch; one of edges only if the session asks for it."""
 
     name: str  # "x", "y", ...
     node_type: NodeType | EdgeItems
     array: RowArray
-    number: int  # among all row arrays of the store
+    number: int  # index among all row arrays of the store
 
 
 def session_entry_name(sessions: Sequence[int]) -> str:
-    """Of a line that says what sessions took together."""
+    """Name of the ledger entry for slots that sessions took together."""
     first, others = sessions[:1], sessions[1:]
     more = f" with {', '.join(map(str, others))}" if others else ""
     return f"session {first[0] if first else '-'}{more}, out of the pools"
 
 
 def is_session_entry(entry: LedgerEntry) -> bool:
-    """Whether a line of a ledger says what sessions took of the pools, which other lines count."""
+    """Whether an entry tells what sessions took from the pools, whose entries count it already."""
     return entry.name.startswith("session ")
 
 
@@ -83,7 +83,7 @@ def arrays_of(t: NodeType) -> dict[str, RowArray]:
 
 
 def served_edges(manifest: Manifest) -> list[ServedRows]:
-    """Row arrays of edges, relation by relation: those of a session follow on the nodes'."""
+    """Row arrays of edges, relation by relation, numbered after those of nodes."""
     found, number = list[ServedRows](), len(served_rows(manifest))
     for r, first in zip(manifest.relations, first_items(manifest), strict=True):
         items = EdgeItems("__".join((r.src, r.name, r.dst)), first, r.num_edges)
@@ -98,7 +98,7 @@ def rows_of(manifest: Manifest, edges: bool) -> list[ServedRows]:
 
 
 def chosen_rows(manifest: Manifest, resolved: Resolved) -> list[ServedRows]:
-    """What comes with the batches of a session: features and labels, then rows of edges."""
+    """Row arrays that come with a session's batches: features and labels, then those of edges."""
     served, choice = rows_of(manifest, resolved.edge_features), resolved.rows
     if choice is None:
         return served
@@ -136,7 +136,7 @@ def num_items(manifest: Manifest, edges: bool) -> int:
 
 
 def finest_rows(manifest: Manifest) -> int:
-    """Rows a block of the array, of nodes or edges, that has the fewest."""
+    """Fewest rows per block among all row arrays, of nodes and of edges."""
     served = rows_of(manifest, edges=True)
     return min(
         [row_geometry(r.array, manifest.block_bytes).rows_per_block for r in served], default=1
@@ -154,19 +154,19 @@ def copied_rows(rows: ServedRows) -> RowArray | None:
 
 
 class Budget(NamedTuple):
-    """How the memory is cut at start."""
+    """How the memory is divided at the start."""
 
     table_entries: tuple[LedgerEntry, ...]
     slot_bytes: int
     num_slots: int
-    graph_slots: int  # of these, the graph pool's
-    graph_least: int  # slots it always keeps
+    graph_slots: int  # of these, those of the graph pool
+    graph_least: int  # slots that the graph pool always keeps
     graph_blocks: int
     row_blocks: int
-    unused_bytes: int = 0  # of --mem, less than a slot
+    unused_bytes: int = 0  # remainder of --mem, less than a slot
 
     def entries(self, graph_slots: int = -1, num_slots: int = -1) -> tuple[LedgerEntry, ...]:
-        """The ledger as `serve --dry-run` prints it, or with what the store has now."""
+        """The ledger as `serve --dry-run` prints it, or with the slots that the store has now."""
         slot = self.slot_bytes
         graph_slots = self.graph_slots if graph_slots < 0 else graph_slots
         graph = "all of" if graph_slots >= self.graph_blocks else "of"
@@ -208,7 +208,7 @@ def table_entries(manifest: Manifest) -> tuple[LedgerEntry, ...]:
 
 
 def table_bytes(manifest: Manifest) -> int:
-    """Memory that `Tables` needs for all of them, each of its arrays aligned."""
+    """Bytes that `StoreTables` needs for all tables, each array aligned."""
     graphs = 2 * len(manifest.relations)
     arrays = len(rows_of(manifest, edges=True)) * 2 + len(manifest.hop_arrays())
     return sum(e.num_bytes for e in table_entries(manifest)) + ALIGN * (4 * graphs + arrays + 1)
@@ -224,14 +224,14 @@ def slot_bytes(manifest: Manifest) -> int:
 
 
 def make_budget(manifest: Manifest, settings: EngineSettings) -> Budget:
-    """Cut the memory for one store.  Raises BudgetTooSmall with the least that would do."""
+    """Divide the memory for one store.  Raises BudgetTooSmall, with the least that would do."""
     return make_budgets([manifest], settings)[0]
 
 
 def make_budgets(manifests: Sequence[Manifest], settings: EngineSettings) -> list[Budget]:
-    """Cut the memory: each store's least, the rest by what they hold; slots go round later.
+    """Divide the memory: each store gets its minimum, and a part of the rest by its blocks.
 
-    Raises BudgetTooSmall with the least that would do.
+    Slots may move between stores later.  Raises BudgetTooSmall, with the least that would do.
     """
     fixed = settings.reserve_bytes + settings.peer_bytes + settings.object_bytes
     fixed += request_bytes(settings.mem_bytes)
@@ -257,18 +257,18 @@ def make_budgets(manifests: Sequence[Manifest], settings: EngineSettings) -> lis
 
 
 def enough_mem(settings: EngineSettings, unused_bytes: int, more_bytes: int) -> str:
-    """The least --mem, in whole MiB, of which the arena would have so many bytes of slots more."""
+    """The least --mem, in whole MiB, that would give the arena `more_bytes` more of slots."""
     own = request_bytes(settings.mem_bytes)
     return format_mem(mem_of(settings.mem_bytes - own - unused_bytes + more_bytes))
 
 
 def request_bytes(mem_bytes: int) -> int:
-    """Of --mem, for messages of clients that are being received, and ids that are kept of them."""
+    """Part of --mem for client messages that are being received, and for ids kept from them."""
     return min(_MOST_REQUESTS, mem_bytes // _REQUESTS_PART)
 
 
 def mem_of(num_bytes: int) -> int:
-    """The least --mem that leaves so many bytes beside those of requests."""
+    """The least --mem that leaves `num_bytes` beside the bytes of requests."""
     least = -(-num_bytes * _REQUESTS_PART // (_REQUESTS_PART - 1))
     return min(least, num_bytes + _MOST_REQUESTS)
 
@@ -276,7 +276,7 @@ def mem_of(num_bytes: int) -> int:
 def cut_slots(
     manifest: Manifest, settings: EngineSettings, slot: int, num_slots: int, unused_bytes: int
 ) -> Budget:
-    """Cut slots between graph and rows of a store."""
+    """Divide a store's slots between its graph and its rows."""
     graph_blocks, row_blocks = _num_blocks(manifest)
     least = graph_least(manifest, settings)
     graph_slots = graph_preferred(graph_blocks, least, num_slots)
@@ -287,10 +287,10 @@ def cut_slots(
 
 
 def graph_preferred(graph_blocks: int, least: int, num_slots: int) -> int:
-    """Slots of the graph's, of so many."""
-    # The whole graph where at most a third of the arena holds it; else little.  What is read of it
-    # is shared by all batches that are sampled together, and more of these have room beside less
-    # of the graph: with 599 blocks of 1,305 slots 424 KB a seed were read, with 108 of them 223.
+    """Preferred number of slots of the graph pool, out of `num_slots`."""
+    # The whole graph if at most a third of the arena holds it; else little.  What is read of it is
+    # shared by all batches that are sampled together, and a smaller graph pool leaves room for more
+    # of them: with 599 of 1,305 slots 424 KB a seed were read, with 108 slots 223 KB.
     share = graph_blocks if graph_blocks <= num_slots // 3 else num_slots // 12
     return min(max(share, least), num_slots - LEAST_SESSION)
 
@@ -320,7 +320,7 @@ def plan_budget(stores: Sequence[Store], settings: EngineSettings) -> tuple[Ledg
 
 
 def elsewhere_entries(settings: EngineSettings) -> list[LedgerEntry]:
-    """The lines of what other servers and object storage take, if stores are served from there."""
+    """Entries for memory of peers and object storage, if stores are served from there."""
     found = []
     if settings.peer_bytes:
         basis = "16 x 1 MiB of rows and 2 MiB of pages and ids for each peer, owners of blocks"
@@ -332,27 +332,27 @@ def elsewhere_entries(settings: EngineSettings) -> list[LedgerEntry]:
 
 
 def requests_entry(settings: EngineSettings) -> LedgerEntry:
-    """The line of `request_bytes`."""
+    """The ledger entry of `request_bytes`."""
     basis = "messages that are being received, ids that are kept; those of an attach: arena slots"
     return LedgerEntry("requests", request_bytes(settings.mem_bytes), basis)
 
 
 class SessionNeed(NamedTuple):
-    """What a session takes of the arena, in slots unless said otherwise."""
+    """Arena slots that a session needs."""
 
     workspace: int  # contiguous, per worker
     seeds: int  # contiguous; with the owner map
-    lookup: int  # contiguous, of original ids while the store ids of the seeds are looked up
+    lookup: int  # contiguous, for the seeds' original ids until their store ids are looked up
     structure: int  # of one batch, worst case
     addresses: int  # of one batch, worst case, in several groups
     area: int  # row area of one batch, worst case
-    least_area: int  # one slot a row array
+    least_area: int  # one slot per row array
 
     @property
     def least(self) -> int:
-        """Slots without which the session cannot be served, one worker and its transit included.
+        """Fewest slots with which the session can be served: one worker with its transit slots.
 
-        The original ids are given back before anything else is taken.
+        The slots of original ids are given back before any others are taken.
         """
         return self.seeds + max(self.lookup, self.workspace + 2 + self.least_quota)
 
@@ -382,10 +382,10 @@ def structure_bytes(shape: Shape, sizes: Sizes) -> int:
 def session_need(
     shape: Shape, sizes: Sizes, rows: list[ServedRows], num_seeds: int, lookup_bytes: int, slot: int
 ) -> SessionNeed:
-    """What a session with this plan takes.
+    """Slots that a session with this plan needs.
 
-    num_seeds      ids in its table of seeds
-    lookup_bytes   of the original ids that are looked up for it
+    num_seeds      ids in the session's table of seeds
+    lookup_bytes   size of the original ids to look up
     """
 
     def slots(num_bytes: int) -> int:
@@ -405,7 +405,7 @@ def session_need(
 
 
 def edge_record(manifest: Manifest, resolved: Resolved) -> EdgeRecord:
-    """What comes with each edge of a batch; of several relations the widest."""
+    """The record of each edge of a batch; ids are as wide as the widest relation has them."""
     ids = max(ITEM_BYTES[r.edge_id_dtype or "uint32"] for r in manifest.relations) // 4
     return EdgeRecord(
         ids * resolved.edge_ids, int(resolved.edge_weights), 2 * resolved.edge_times,
@@ -414,7 +414,7 @@ def edge_record(manifest: Manifest, resolved: Resolved) -> EdgeRecord:
 
 
 def make_sizes(manifest: Manifest, resolved: Resolved, stamp: bool, owner_bytes: int = 0) -> Sizes:
-    """What the store, and what is asked of it, add to a plan's shape."""
+    """Sizes that the store and the request add to a plan's shape."""
     record, served = edge_record(manifest, resolved), chosen_rows(manifest, resolved)
     in_macro = resolved.family == "macro"
     items = num_items(manifest, record.items > 0)
@@ -431,7 +431,7 @@ def make_sizes(manifest: Manifest, resolved: Resolved, stamp: bool, owner_bytes:
         ),
         max_blocks=max(blocks, default=1),
         row_keys=items // max(1, finest) + 1,
-        stamp=stamp and resolved.subgraph is None,  # which are looked up in a hash table
+        stamp=stamp and resolved.subgraph is None,  # a subgraph uses a hash table
         trees=resolved.has_trees,
         owner_bytes=owner_bytes,
     )

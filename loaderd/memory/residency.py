@@ -1,4 +1,4 @@
-"""Blocks of files in slots of the arena: which stay there, who may pin how many, who reads them.
+"""Blocks of files in arena slots: which blocks stay, how many may be pinned, and reading them.
 
 `BlockPool` and `GraphPool` decide, without I/O, lock or thread; `Residency` carries it out.
 
@@ -6,21 +6,20 @@ Blocks of the graph are pinned on one of three accounts:
 
     worker    a worker thread, for the batch that it builds: at most `worker_blocks` at a time, and
               it holds nothing else of the pool while it asks for them
-    shared    sampling for many batches together, what it reads ahead, and `load`: counted in
-              blocks, all of them together
-    file      a relation that is wholly present, pinned at once by whoever samples from it
+    shared    sampling for many batches together, its read-ahead, and `load`: one count of blocks
+              for all of them
+    file      a relation that is wholly present, pinned as a whole while it is sampled from
 
-The rule: a graph pool owns at least `required()` slots, at any time.  That is what the shared
-account and the files have pinned, and the whole reserve of the workers beside it, so that a
-worker's blocks always find a slot.  A pool that owns a slot for every block of the graph needs no
-reserve.
+The rule: at any time, a graph pool owns at least `required()` slots.  These are the slots that the
+shared account and the files have pinned, plus the whole reserve of the workers, so that a worker's
+blocks always find a slot.  A pool with a slot for every block of the graph needs no reserve.
 
     pin on the shared account    as many as keep the rule; the others wait until some are dropped
     pin a file                   if it keeps the rule; else its blocks are asked for one by one
     take slots out of the pool   as many as keep the rule, and never below `minimum`
 
 While somebody waits for slots of the pool, shared pins and files are admitted as if the pool had
-given these away: who waits is served as soon as what is pinned has been used.
+already given these away: waiting requests are served as soon as pinned blocks are dropped.
 """
 
 import enum
@@ -34,14 +33,14 @@ from blockstore import concurrency
 from blockstore.errors import CorruptBlock, PoolBroken
 from blockstore.io.reader import BlockReader
 
-WORKER_BLOCKS = 2  # that one worker pins at a time
-SHARED_BLOCKS = 2  # that the shared account can always have: one in use, one read meanwhile
-# in _file: a slot whose block could not be read, not of this pool, without a block
+WORKER_BLOCKS = 2  # blocks that one worker may pin at a time
+SHARED_BLOCKS = 2  # blocks that the shared account can always pin: one in use, one being read
+# values in _file: the slot's block could not be read; it is another pool's; it has no block
 _LOST, _FOREIGN, _FREE = -3, -2, -1
 
 
 class Account(enum.Enum):
-    """On whose account blocks are pinned one by one."""
+    """The account that a single pinned block is charged to."""
 
     WORKER = enum.auto()
     SHARED = enum.auto()
@@ -52,18 +51,18 @@ class PinnedBlocks(NamedTuple):
 
     blocks: NDArray[np.int64]  # present ones first
     slots: NDArray[np.int64]  # where they are, or will be once read
-    num_present: int  # the first ones; the rest is for the caller to read, then `loaded`
-    left_out: NDArray[np.int64]  # no slot could be had; not pinned
-    account: Account | None = None  # that they are pinned on, in a `GraphPool`
+    num_present: int  # the first ones; the caller reads the rest, then calls `loaded`
+    left_out: NDArray[np.int64]  # not pinned, for lack of slots
+    account: Account | None = None  # that they are charged to, in a `GraphPool`
 
 
 def least_slots(num_blocks: int, workers: int, worker_blocks: int = WORKER_BLOCKS) -> int:
-    """Slots with which a graph of so many blocks can be sampled by so many workers."""
+    """Fewest slots with which `workers` can sample from a graph of `num_blocks`."""
     return min(max(1, num_blocks), workers * worker_blocks + SHARED_BLOCKS)
 
 
 class BlockPool:
-    """Blocks in slots.  A block is pinned while somebody uses it; the longest unused goes first.
+    """Blocks in slots, evicted least recently used first.  A block is pinned while it is in use.
 
     `slot_of_block[file]` int32 (num_blocks,) is what kernels read: the slot of a block whose bytes
     are there, else -1.
@@ -80,7 +79,7 @@ class BlockPool:
         self._used = np.zeros(num_slots, np.int64)
         self._file_pins = np.zeros(len(num_blocks) + 1, np.int64)  # [-1]: slots without a block
         self.num_owned = 0
-        self.tick = 0  # of use: whoever holds counts it up
+        self.tick = 0  # ages of blocks are counted in these, see `Residency.tick`
 
     def add_slots(self, slots: Iterable[int]) -> None:
         index = np.fromiter(slots, np.int64)
@@ -91,7 +90,7 @@ class BlockPool:
         self.num_owned += index.size
 
     def remove_slots(self, slots: NDArray[np.int64]) -> bool:
-        """Give up distinct slots; False, and nothing done, while one is pinned."""
+        """Give up distinct slots; returns False, and does nothing, while one of them is pinned."""
         if not self._evictable(slots).all():
             return False
         self._evict(slots)
@@ -133,7 +132,7 @@ class BlockPool:
         return self._where[file][blocks] >= 0
 
     def hold_file(self, file: int) -> bool:
-        """Pin a file that is complete, at no cost per block; False where it is not."""
+        """Pin a complete file, at no cost per block; returns False if it is not complete."""
         if not self.complete(file):
             return False
         self._file_pins[file] += 1
@@ -146,18 +145,18 @@ class BlockPool:
         self._file_pins[file] -= 1
 
     def hold(self, file: int, blocks: NDArray[np.int64], min_age: int = 0) -> PinnedBlocks:
-        """Pin distinct blocks; those absent get a slot that is free or unused for `min_age` ticks,
-        the first of them before the others.
+        """Pin distinct blocks; absent ones get slots that are free or unused for `min_age` ticks.
 
-        The caller reads the blocks after `num_present` and then calls `loaded` (or `failed`).  A
-        block in another caller's hands counts as present: wait until `slot_of_block` shows it.
+        If slots are few, the first blocks get them.  The caller reads the blocks after
+        `num_present` and then calls `loaded` (or `failed`).  A block that another caller is reading
+        counts as present: wait until `slot_of_block` shows it.
         """
         return self._pin(file, blocks, *self._choose(file, blocks, min_age))
 
     def try_hold(
         self, file: int, blocks: NDArray[np.int64], min_age: int, account: Account | None
     ) -> PinnedBlocks | None:
-        """As `hold`, on an account; None: nothing can be pinned before others drop theirs."""
+        """As `hold`, on an account; None: nothing can be pinned before others drop their blocks."""
         assert account is None
         return self.hold(file, blocks, min_age)
 
@@ -180,7 +179,7 @@ class BlockPool:
         here: NDArray[np.bool_],
         slots: NDArray[np.int64],
     ) -> PinnedBlocks:
-        """Pin what is here, and what gets these slots."""
+        """Pin the blocks that are here, and the absent ones that get these slots."""
         found = self._where[file][blocks[here]].astype(np.int64)
         absent = blocks[~here]
         taken, left_out = absent[: slots.size], absent[slots.size :]
@@ -190,7 +189,7 @@ class BlockPool:
             found.size,
             left_out,
         )
-        self._evict(slots)  # first: it may find no memory, and nothing is pinned then
+        self._evict(slots)  # first: if it fails for lack of memory, nothing is pinned
         self._pins[found] += 1
         self._used[found] = self.tick
         self._file[slots], self._block[slots] = file, taken
@@ -204,15 +203,15 @@ class BlockPool:
         self._present[file] += blocks.size
 
     def failed(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        """These held blocks could not be read.  Whoever holds one, this caller too, drops its slot.
+        """These held blocks could not be read.  Every holder, this caller too, drops their slots.
 
-        Until the last one did, the slots stay what they are: `lost`.
+        Until the last holder has done so, the slots stay `lost`.
         """
         self._where[file][blocks] = -1
         self._file[slots], self._used[slots] = _LOST, -1
 
     def settled(self, file: int, slots: NDArray[np.int64]) -> bool:
-        """Whether no held slot of these is being read into: each holds its block, or lost it."""
+        """Whether none of these held slots is being read into: each has its block, or is lost."""
         there = self.slot_of_block[file][self._block[slots]] == slots
         return bool((there | self.lost(slots)).all())
 
@@ -235,7 +234,7 @@ class BlockPool:
         return result
 
     def _candidates(self, count: int, min_age: int, kept: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Up to `count` slots for new blocks but for those `kept`: free, then longest unused."""
+        """Up to `count` slots for new blocks, none of `kept`: free, then least recently used."""
         if count == 0:
             return np.empty(0, np.int64)
         evictable = self._evictable(np.arange(self._file.size))
@@ -275,18 +274,18 @@ class GraphPool(BlockPool):
         self._total = sum(num_blocks)
         # slots that the pool always keeps
         self.minimum = least_slots(self._total, workers, worker_blocks)
-        self.on_account = dict.fromkeys(Account, 0)  # blocks, one that two pin counts twice
-        self.file_blocks = 0  # of the files that are pinned
-        self.wanted = 0  # slots of the arena that somebody waits for
+        self.on_account = dict.fromkeys(Account, 0)  # blocks; one that is pinned twice counts twice
+        self.file_blocks = 0  # blocks of the files that are pinned
+        self.wanted = 0  # slots that somebody waits for
 
     def required(self, file_blocks: int = 0) -> int:
-        """Slots that the pool must own, with so many blocks of files more."""
+        """Slots that the pool must own once `file_blocks` more blocks of files are pinned."""
         files = self.file_blocks + file_blocks
         shared = max(SHARED_BLOCKS, self.on_account[Account.SHARED])
         return min(self._total, files + shared + min(self._reserve, self._total - files))
 
     def shared_room(self) -> int:
-        """Blocks that the shared account may have in all."""
+        """Blocks that the shared account may pin in all."""
         if (owned := self._after_waiting()) >= self._total:
             return self._total
         reserve = min(self._reserve, self._total - self.file_blocks)
@@ -307,9 +306,9 @@ class GraphPool(BlockPool):
     def try_hold(
         self, file: int, blocks: NDArray[np.int64], min_age: int, account: Account | None
     ) -> PinnedBlocks | None:
-        """A worker's blocks are pinned all at once, or not yet; of others as many as may be.
+        """Pin all of a worker's blocks, or none yet; of others, as many as the rule allows.
 
-        Raises PoolBroken: what is pinned leaves less than the rule says.
+        Raises PoolBroken: pinned blocks leave fewer slots than the rule says.
         """
         assert account is not None
         if account is Account.WORKER:
@@ -326,7 +325,7 @@ class GraphPool(BlockPool):
             return None
         here, slots = self._choose(file, blocks[:count], min_age)
         if slots.size < count - int(here.sum()):
-            # a block that could not be read keeps its slot until all who waited for it were told
+            # a block that could not be read keeps its slot until all that waited for it are told
             if self.has_lost:
                 return None
             raise PoolBroken(
@@ -343,7 +342,7 @@ class GraphPool(BlockPool):
         self.on_account[held.account] -= held.slots.size
 
     def _after_waiting(self) -> int:
-        """Slots that the pool will own after those who wait have taken theirs."""
+        """Slots that the pool will own after waiting requests have taken theirs."""
         return min(self.num_owned, max(self.minimum, self.num_owned - self.wanted))
 
 
@@ -362,12 +361,12 @@ class Residency(Generic[PoolT_co]):
     ) -> None:
         """File f of the pool is file `first_file + f` of the reader; `changed` guards the pool."""
         self.pool, self._reader, self._first_file, self._changed = pool, reader, first_file, changed
-        # blocks that were wanted, counted under `changed`; a whole file that is here counts as one
+        # requested blocks, counted under `changed`; a whole file that is present counts as one
         self.hits = self.misses = 0
-        self._failure = ""  # why blocks could last not be read; under `changed`
+        self._failure = ""  # the last error of reading blocks; under `changed`
 
     def shared_room(self: "Residency[GraphPool]") -> int:
-        """Blocks that may be held at a time, at present, by all that hold them for many batches."""
+        """Blocks that the shared account may hold in all, at present."""
         with self._changed:
             return self.pool.shared_room()
 
@@ -389,9 +388,9 @@ class Residency(Generic[PoolT_co]):
             return self.pool.present_mask(file, blocks)
 
     def load(self: "Residency[GraphPool]", file: int) -> None:
-        """Read blocks that are absent into slots that hold none, as far as others leave room.
+        """Read absent blocks into empty slots, as far as others leave room.
 
-        Nothing is waited for but the disk, and nothing has to leave.  Raises CorruptBlock, OSError.
+        Waits for nothing but the disk, and evicts nothing.  Raises CorruptBlock, OSError.
         """
         while True:
             with self._changed:
@@ -451,8 +450,8 @@ class Residency(Generic[PoolT_co]):
                 self.pool.failed(file, wanted, slots)
                 self._unpin(held)
             raise
-        # first what this thread has read is there for others, then it waits for what they read: two
-        # threads that wait for each other's blocks go on
+        # publish what this thread has read before waiting for what others read: else two threads
+        # could wait for each other's blocks forever
         with self._changed:
             self.pool.loaded(file, wanted, slots)
             self._changed.notify_all()
@@ -469,12 +468,12 @@ class Residency(Generic[PoolT_co]):
         self._changed.notify_all()
 
     def tick(self) -> None:
-        """One more batch has begun: ages are counted in these."""
+        """Count a batch that has begun: ages are counted in batches."""
         with self._changed:
             self.pool.tick += 1
 
     def _wait(self, file: int, held: PinnedBlocks) -> None:
-        """Until other threads have read what they began; raises if one of them failed."""
+        """Wait until other threads have read what they began; raises CorruptBlock if one failed."""
         slots = held.slots[: held.num_present]
         try:
             self._changed.wait_for(lambda: self.pool.settled(file, slots))

@@ -1,4 +1,4 @@
-"""Who owns which arena slot: two block pools, and what sessions have taken out of them."""
+"""Owners of arena slots: two block pools, and the sessions that took slots out of them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,8 +13,8 @@ from loaderd.api.errors import Refused, Shortage
 from loaderd.memory.ledger import LEAST_SESSION
 from loaderd.memory.residency import BlockPool, GraphPool
 
-LOOK_WAIT_S = 1.0  # the same, where there is another way
-WAIT_S = 20.0  # for batches in flight to give back what an attach needs
+LOOK_WAIT_S = 1.0  # as WAIT_S, if waiting longer does not help, or there is another way
+WAIT_S = 20.0  # for batches in flight to give back slots that an attach needs
 
 
 class RequestArea(NamedTuple):
@@ -36,9 +36,9 @@ class RequestArea(NamedTuple):
 class SlotBroker:
     """Takes slots out of the pools for workspaces and sessions, and puts them back.
 
-    Each slot belongs to one of both pools.  What is taken comes from the row pool, from the top,
-    and only then from the graph pool, as far as its rule allows.  Slots may go to another
-    store's broker.
+    Each slot belongs to one of the two pools.  Slots are taken from the top of the row pool, and
+    only then from the graph pool, as far as its rule allows.  They may go to the broker of
+    another store.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class SlotBroker:
         graph_slots: int,
         name_mem: Callable[[int], str],
     ) -> None:
-        """`changed` guards both pools and is notified whenever a pin goes.
+        """`changed` guards both pools and is notified whenever a block is unpinned.
 
-        slots         of the arena that are this broker's; the first `graph_slots` are the graph's
-        name_mem      the --mem with which there are so many slots more
+        slots         arena slots of this broker; the first `graph_slots` are the graph pool's
+        name_mem      gives the --mem that would add so many slots
         """
         self._graph, self._rows, self._changed = graph, rows, changed
         self._name_mem = name_mem
@@ -71,7 +71,7 @@ class SlotBroker:
         return int(self._of_graph.sum())
 
     def cede(self, count: int) -> list[int]:
-        """Give up to `count` free slots away for good, row slots first; enough to serve stay."""
+        """Give up to `count` free slots away for good, row slots first; keeps enough to serve."""
         with self._changed:
             free = np.flatnonzero(self._free_mask())
             order = np.argsort(self._of_graph[free], kind="stable")
@@ -103,13 +103,13 @@ class SlotBroker:
 
     @property
     def whole(self) -> bool:
-        """Whether nobody has taken any, or holds a block."""
+        """Whether no slot is taken, and no block pinned."""
         with self._changed:
             owned = self._rows.num_owned + self._graph.num_owned
             return owned == self.num_slots and self.pinned() == 0
 
     def retire(self) -> list[int]:
-        """Give all slots away; none is pinned, or taken."""
+        """Give all slots away, none of which is pinned or taken."""
         with self._changed:
             owned = self._rows.owned() | self._graph.owned()
             slots = np.flatnonzero(owned)
@@ -118,9 +118,9 @@ class SlotBroker:
             return self._give_away(slots)
 
     def accept(self, slots: list[int], graph_preferred: int) -> None:
-        """Slots that another broker gave away.
+        """Accept slots that another broker gave away.
 
-        graph_preferred   slots that the graph pool is to have from now on, where they are free
+        graph_preferred   slots that the graph pool is to have from now on, as far as they are free
         """
         with self._changed:
             self._rows.add_slots(slots)
@@ -133,7 +133,7 @@ class SlotBroker:
 
     @contextmanager
     def at_most(self, count: int) -> Iterator[None]:
-        """Inside, this thread may take so many slots, and is told of no more."""
+        """Inside, this thread may take `count` slots, and the broker reports no more to it."""
         outer = getattr(self._limit, "left", None)
         inner = count if outer is None else min(count, outer)
         self._limit.left = inner
@@ -152,7 +152,7 @@ class SlotBroker:
         return min(found, self._left(found))
 
     def pooled(self) -> int:
-        """Slots that are the pools', but for those that the graph always keeps."""
+        """Slots of both pools, without those that the graph always keeps."""
         with self._changed:
             spare = max(0, self._graph.num_owned - self._graph.minimum)
             return self._rows.num_owned + spare
@@ -164,12 +164,12 @@ class SlotBroker:
         return min(found, self._left(found))
 
     def pinned(self) -> int:
-        """Slots of the pools that something holds at present."""
+        """Slots of the pools that are pinned at present."""
         with self._changed:
             return int(self._rows.pinned().sum()) + int(self._graph.pinned().sum())
 
     def row_slots(self) -> int:
-        """Slots that the row pool has at present, of those that may be taken."""
+        """Slots that the row pool has at present, at most those that this thread may take."""
         with self._changed:
             found = self._rows.num_owned
         return min(found, self._left(found))
@@ -179,10 +179,10 @@ class SlotBroker:
             return self._graph.num_owned
 
     def take_run(self, count: int, wait_s: float = WAIT_S, low: bool = False) -> int:
-        """First of `count` adjacent slots, now the caller's.
+        """Take `count` adjacent slots; returns the first.
 
-        low   as far down as there are, for what is given back soon: what is taken meanwhile stays
-              at the top, and the free slots stay adjacent
+        low   the lowest run, for slots that are given back soon: slots taken meanwhile stay at the
+              top, and the free ones stay adjacent
 
         Raises Refused: there is no such run, or batches in flight do not give it back in time.
         """
@@ -190,15 +190,15 @@ class SlotBroker:
             return 0
         self._check_limit(count)
         with self._changed:
-            if _top_run(self._free_mask(pinned=True), count) < 0:  # batches in flight: no help
+            if _top_run(self._free_mask(pinned=True), count) < 0:  # waiting for batches is no help
                 wait_s = min(wait_s, LOOK_WAIT_S)
             if not self._wait_for_slots(lambda: self._try_run(count, low), count, wait_s):
-                raise Shortage(self._shortage(count, 0))  # those that are free lie elsewhere
+                raise Shortage(self._shortage(count, 0))  # free slots are not adjacent
             self._count(count)
             return self._found
 
     def take(self, count: int) -> list[int]:
-        """`count` slots, wherever they are, now the caller's.  Raises Refused as `take_run`."""
+        """Take `count` slots, adjacent or not.  Raises Refused as `take_run`."""
         self._check_limit(count)
         with self._changed:
             enough = self._free_mask(pinned=True).sum() >= count
@@ -210,10 +210,9 @@ class SlotBroker:
             return chosen
 
     def take_now(self, count: int, spare: int) -> list[int]:
-        """`count` slots of the row pool that are free, now the caller's; none where fewer than
-        `spare` stay so.
+        """Take `count` free slots of the row pool; none if fewer than `spare` would stay free.
 
-        The graph's are left to it: sampling would read its blocks again and again.
+        The graph pool keeps its own: sampling would read its blocks again and again.
         """
         self._check_limit(count)
         with self._changed:
@@ -231,7 +230,7 @@ class SlotBroker:
             self._changed.notify_all()
 
     def _wait_for_slots(self, found: Callable[[], bool], count: int, wait_s: float) -> bool:
-        """Whether `found` came true in time; meanwhile fewer graph blocks are admitted."""
+        """Whether `found` came true in time; while waiting, fewer graph blocks are admitted."""
         if found():
             return True
         self._graph.wanted += count
@@ -259,7 +258,7 @@ class SlotBroker:
             self._limit.left -= count
 
     def _shortage(self, count: int, useful: int) -> str:
-        """`useful`: free slots that would be among these."""
+        """`useful`: free slots that would be among the `count`."""
         side_by_side = "" if useful else " side by side"
         return (
             f"needs {count} arena slots{side_by_side}, {int(self._free_mask().sum())} are free, "
@@ -268,7 +267,7 @@ class SlotBroker:
         )
 
     def _free_mask(self, pinned: bool = False) -> NDArray[np.bool_]:
-        """Slots that may be taken; `pinned`: those, too, that something holds at present."""
+        """Mask of the slots that may be taken; `pinned`: including those pinned at present."""
         free, of_graph = self._rows.owned(), self._graph.owned()
         kept = self._graph.minimum
         if not pinned:
@@ -281,7 +280,7 @@ class SlotBroker:
 
     def _try_run(self, count: int, low: bool) -> bool:
         free = self._free_mask()
-        if low:  # slots of the graph hold blocks that would have to be read again
+        if low:  # rather not the graph's: their blocks would have to be read again
             rows = free & ~self._of_graph
             first = _top_run((rows if _top_run(rows, count) >= 0 else free)[::-1], count)
             self._found = free.size - first - count if first >= 0 else -1
@@ -311,7 +310,7 @@ class SlotBroker:
 
 
 def _top_run(free: NDArray[np.bool_], count: int) -> int:
-    """First of `count` adjacent ones, as far up as there are; -1: there are none."""
+    """First slot of the highest run of `count` free ones; -1: there is none."""
     edges = np.concatenate([[-1], np.flatnonzero(~free), [free.size]])
     gaps = np.flatnonzero(np.diff(edges) - 1 >= count)
     return int(edges[gaps[-1] + 1]) - count if gaps.size else -1

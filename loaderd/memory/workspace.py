@@ -14,11 +14,11 @@ ALIGN = 64
 
 
 class RowName(NamedTuple):
-    """A row array that a session is served."""
+    """A row array that is served to a session."""
 
-    number: int  # among all of the store
-    name: str  # that its batches give it
-    in_macro: bool = False  # its rows are in macro-batches: batches look at none of its blocks
+    number: int  # index among all row arrays of the store
+    name: str  # in the session's batches
+    in_macro: bool = False  # its rows are in macro-batches: its blocks are not used
 
 
 class Sizes(NamedTuple):
@@ -27,16 +27,16 @@ class Sizes(NamedTuple):
     num_nodes: int
     id_dtype: str
     record: EdgeRecord  # what comes with each edge
-    rows: tuple[RowName, ...]  # that come with a batch
+    rows: tuple[RowName, ...]  # row arrays that come with a batch
     max_blocks: int  # of any file
     row_keys: int  # store ids divided by the finest rows_per_block
     stamp: bool  # renumber by a table of all nodes, else by a hash table
     trees: bool = False  # nodes are not shared between seeds
-    owner_bytes: int = 0  # of a node's owner, if the session has an owner map
+    owner_bytes: int = 0  # bytes of a node's owner, if the session has an owner map
 
     @property
     def edge_rows(self) -> bool:
-        """Edges have rows as nodes do: their records hold their items."""
+        """Whether edges have rows as nodes do: then their records hold their items."""
         return self.record.items > 0
 
 
@@ -91,24 +91,24 @@ class Workspace:
     counts: NDArray[np.uint32]  # per hop and relation, one after the other
     local: NDArray[np.uint32]  # local source of each edge
     records: NDArray[np.uint32]  # (edges, words) what comes with each edge
-    items: NDArray[Any]  # id_dtype: what has rows: the nodes, then the edges where these have
+    items: NDArray[Any]  # id_dtype: what has rows: the nodes, then the edges if they do
     draws: NDArray[Any]  # id_dtype: one hop's sources, each column at its start
-    record_draws: NDArray[np.uint32]  # (edges, words) the same, their records
+    record_draws: NDArray[np.uint32]  # (edges, words) records of `draws`
     starts: NDArray[np.int64]  # of each column in draws
     blocks: NDArray[np.int32]  # of each frontier node, or sort key of each row
-    order: NDArray[np.uint32]  # of the above, by block
+    order: NDArray[np.uint32]  # places in `blocks`, sorted by block
     block_starts: NDArray[np.int64]
     multi_block: NDArray[np.uint32]
     multi_block_degrees: NDArray[np.int64]
-    marks: NDArray[np.uint8]  # one a block, all 0 between uses
+    marks: NDArray[np.uint8]  # one per block, all 0 between uses
     table: NodeTable  # clean between batches
     addresses: list[NDArray[np.uint64]]  # per row array
     positions: NDArray[np.uint32]
-    trees: NDArray[np.uint32]  # of each node, where nodes are not shared between seeds
+    trees: NDArray[np.uint32]  # of each node, if nodes are not shared between seeds
     times: NDArray[np.int64]  # of the seeds, likewise
     record: EdgeRecord  # the words of `records`
-    rows: tuple[RowName, ...]  # what `addresses` are of
-    small: bool = False  # for what batches usually take, not for the worst
+    rows: tuple[RowName, ...]  # row arrays of `addresses`
+    small: bool = False  # sized for usual batches, not for the worst case
     # arena slots through which pages pass while rows are copied
     transit_slots: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
@@ -166,7 +166,7 @@ def workspace_bytes(shape: Shape, sizes: Sizes) -> int:
 
 
 def clear_workspace(workspace: Workspace) -> None:
-    """Bring the tables into the state that every batch leaves them in."""
+    """Reset the tables to the state in which every batch leaves them."""
     workspace.marks[:] = 0
     keys, values = workspace.table
     if keys is None:

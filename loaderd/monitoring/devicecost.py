@@ -19,7 +19,7 @@ _MOST_GAP = 256
 
 
 class DeviceCost(NamedTuple):
-    """With all reader threads at work."""
+    """The cost of reads, with all reader threads at work."""
 
     run_s: float  # for one more run of pages, however short
     page_s: float  # for one more page in a run
@@ -41,26 +41,26 @@ class DeviceCost(NamedTuple):
         return count
 
     def of_file(self, file: BlockedFile) -> "DeviceCost":
-        """By which runs of pages of a file are planned.
+        """The cost by which runs of a file's pages are planned.
 
-        Pages that come from object storage are asked for alone: their cache bridges gaps by itself,
-        as the bucket's cost says, if what is in them is not there either.
+        Pages from object storage are requested without gaps: their cache bridges gaps by itself, by
+        the bucket's cost, if the pages in them are missing, too.
         """
         return self if file.pages is None else self._replace(run_s=0.0)
 
     def best_of(self, pages: NDArray[Any], runs: NDArray[Any]) -> int:
-        """Which of several ways to read the same rows is best, of so many pages and runs each.
+        """Choose the best of several ways to read the same rows, by the pages and runs of each.
 
-        The least product of time and bytes, of those that take a ninth more than the least time at
-        most: 0.9 of the best rate.  Ways that take next to the least time differ by half in bytes,
-        and what a run costs is measured again by each daemon, a third more or less.
+        Of the ways that take at most a ninth more than the least time (0.9 of the best rate), it is
+        the one with the least product of time and bytes.  Ways close to the least time differ by
+        half in bytes, and daemons measure costs of a run that differ by a third.
         """
         seconds = runs * self.run_s + pages * self.page_s
         fast = seconds <= seconds.min() * 10 / 9
         return int(np.argmin(np.where(fast, seconds * pages, np.inf)))
 
 
-FLASH = DeviceCost(13e-6, 3.4e-6)  # where there is too little to measure on
+FLASH = DeviceCost(13e-6, 3.4e-6)  # if there is too little to measure on
 
 
 def measure_cost(
@@ -107,9 +107,9 @@ def measure_cost(
 class DeviceGauge:
     """What reading costs, measured when somebody first asks.
 
-    disks   of each that blocks are dealt over, by its folder
-    known   of the slowest: each has the same share of the bytes, so batches wait for that one, and
-            runs are planned by its cost
+    disks   cost of each disk that blocks are dealt over, by its folder
+    known   cost of the slowest: each has the same share of the bytes, so batches wait for that one,
+            and runs are planned by its cost
     """
 
     def __init__(self, reader: BlockReader) -> None:
@@ -120,10 +120,10 @@ class DeviceGauge:
         self.disks: dict[str, DeviceCost] = {}
 
     def cost(self, files: Sequence[int], buffers: Sequence[NDArray[np.uint8]]) -> DeviceCost:
-        """Measured over the largest of the reader's `files`; once more only through larger buffers.
+        """Measure over the largest of the reader's `files`; again only through larger buffers.
 
-        Of a part of a store only arrays that are whole are read for it; of one in object storage
-        none, as each page that is read for it would be fetched.
+        For a part of a store only whole arrays are read; for a store in object storage none, as
+        each page that is read would be fetched.
 
         Raises CorruptBlock, OSError.
         """

@@ -1,4 +1,4 @@
-"""What a machine gives a daemon: checks, each with what was found and what to do about it."""
+"""Check what a machine offers a daemon; each check has a finding and a remedy."""
 
 import contextlib
 import fcntl
@@ -49,12 +49,12 @@ class State(StrEnum):
 
 
 class MachineCheck(msgspec.Struct, frozen=True):
-    """One thing looked at."""
+    """One check and its result."""
 
     name: str
     state: State
     found: str
-    remedy: str = ""  # what to do, where the state is not ok
+    remedy: str = ""  # what to do if the state is not ok
 
 
 def _judge(name: str, good: bool, found: str, remedy: str) -> MachineCheck:
@@ -63,7 +63,7 @@ def _judge(name: str, good: bool, found: str, remedy: str) -> MachineCheck:
 
 
 def judge_kernel(release: str) -> MachineCheck:
-    """By its release, such as `6.1.0-18-amd64`."""
+    """Judge a kernel by its release, such as `6.1.0-18-amd64`."""
     numbers = re.match(r"(\d+)\.(\d+)", release)
     version = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
     remedy = "starting touches memory page by page: Linux 5.14 or newer takes it at once"
@@ -71,7 +71,7 @@ def judge_kernel(release: str) -> MachineCheck:
 
 
 def judge_cores(cores: int) -> MachineCheck:
-    """By how many this process may run on."""
+    """Judge the number of cores that this process may run on."""
     remedy = "trainer and daemon share one core: give the daemon cores of its own"
     return _judge("cores", cores >= 2, f"{cores} to run on", remedy)
 
@@ -135,7 +135,7 @@ def judge_disk(bytes_s: float, direct: bool) -> MachineCheck:
 
 
 def judge_pages(huge_bytes: int, whole: int) -> MachineCheck:
-    """How much of an arena of so many bytes lies on huge pages, which the daemon asks for."""
+    """Judge how many of an arena's `whole` bytes lie on huge pages, as the daemon asks for."""
     found = f"{format_bytes(huge_bytes)} of {format_bytes(whole)} of shared memory"
     remedy = (
         "batches from memory come more slowly: use Linux 6.1 or newer; where free memory lies in "
@@ -148,7 +148,7 @@ def judge_pages(huge_bytes: int, whole: int) -> MachineCheck:
 
 
 def _check_memfd() -> MachineCheck:
-    """Makes an arena of two pages, and looks whether its size is sealed."""
+    """Makes an arena of two pages, and checks that its size is sealed."""
     try:
         with Arena(1, 2 * mmap.PAGESIZE) as arena:
             seals = fcntl.fcntl(arena.fd, F_GET_SEALS)
@@ -160,13 +160,13 @@ def _check_memfd() -> MachineCheck:
 
 
 def _check_pages() -> Iterator[MachineCheck]:
-    """Makes an arena of some huge pages; what keeps one from being made, others say."""
+    """Makes an arena of some huge pages; if none can be made, other checks say why."""
     with contextlib.suppress(OSError, BudgetTooSmall), Arena(1, HUGE_WELL) as arena:
         yield judge_pages(arena.huge_bytes, HUGE_WELL)
 
 
 def judge_kernel_cache(folder: str | None) -> MachineCheck:
-    """Where what was compiled is kept; None: nowhere."""
+    """`folder`: where compiled kernels are kept; None: nowhere."""
     remedy = (
         "every start, of trainers too, compiles for about a minute: let the installation be "
         "written, or give this user a folder of its own (XDG_CACHE_HOME, NUMBA_CACHE_DIR)"
@@ -207,7 +207,7 @@ def _shards(store: Store) -> list[Path]:
 
 
 def judge_queue(refusal: str) -> MachineCheck:
-    """By why reads do not go through io_uring, or ''."""
+    """`refusal`: why reads do not go through io_uring; '': they do."""
     found = refusal or f"io_uring: each reader thread has up to {DEPTH} reads in flight"
     remedy = (
         "each reader thread has one read in flight: allow io_uring (kernel.io_uring_disabled=0; "
@@ -263,7 +263,7 @@ def measure_disk(shards: Sequence[Path], direct: bool, seconds: float = DISK_S) 
 
 
 def examine(settings: EngineSettings, path: Path | None) -> Iterator[MachineCheck]:
-    """All checks; those of a store where `path` is given."""
+    """All checks; those of a store if `path` is given."""
     yield judge_kernel(platform.release())
     yield judge_cores(len(os.sched_getaffinity(0)))
     yield judge_memory(settings.mem_bytes, *available_memory())
@@ -317,7 +317,7 @@ def _examine_store(settings: EngineSettings, path: Path) -> Iterator[MachineChec
 
 
 def checks_text(checks: Sequence[MachineCheck]) -> str:
-    """As people read them: a line a check, and below it what to do."""
+    """A line for each check, and below it what to do."""
     lines = table(
         [("check", "", "found"), *((c.name, c.state, c.found) for c in checks)], frozenset()
     )

@@ -1,4 +1,4 @@
-"""The daemon's log: events, one a line, as text or JSON, on stderr, never waited for."""
+"""The daemon's log: events, one a line, as text or JSON, on stderr; callers never wait."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from typing import Literal
 
 Format = Literal["text", "json"]
 LOGGERS = ("loaderd", "blockstore.io", "asyncio")
-QUEUED = 10_000  # lines that wait for who reads them; later ones are dropped and counted
+QUEUED = 10_000  # lines that wait for a reader; later ones are dropped and counted
 CLOSE_S = 1.0  # for what is queued at the end
 _STDERR = 2
 

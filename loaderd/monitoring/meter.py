@@ -1,10 +1,10 @@
-"""What one session was handed, and how long it had a batch, or had none."""
+"""Count what one session was handed, and how long it had a batch, or had none."""
 
 from collections.abc import Callable
 
 from blockstore import concurrency
 
-# Counters that are no counts: several stores may lie on one disk, which is slow once.
+# Measurements, which are not added up: several stores may lie on one slow disk.
 _MEASURED = (
     "device_run_ns", "device_page_ns", "object_request_ns", "object_mib_ns", "disk:slow:",
     "disk:run_ns:", "disk:page_ns:",
@@ -27,7 +27,7 @@ class Meter:
         self._since = self._clock()
 
     def begin(self, num_batches: int) -> None:
-        """A run of that many batches begins; what an earlier one held is taken back."""
+        """Begin a run of that many batches; what an earlier one held is taken back."""
         self._pass()
         self._left, self._held = num_batches, 0
 
@@ -62,7 +62,7 @@ class Meter:
 
 
 def add_counts(to: dict[str, int], more: dict[str, int]) -> None:
-    """Those of another session or store; of what was measured the larger one counts."""
+    """Add counters of another session or store; of measurements keep the larger one."""
     for name, count in more.items():
         known = to.get(name, 0)
         to[name] = max(known, count) if name.startswith(_MEASURED) else known + count

@@ -148,7 +148,7 @@ def _of_sessions(s: StatusReply) -> Iterator[Metric]:
     number = [((plan,), plans.count(plan)) for plan in sorted(set(plans))]
     yield _gauge("sessions", "Open sessions.", number, "plan")
     text = "Streams of batches that are built; sessions of equal parameters share one."
-    yield _gauge("lines", text, s.counters.get("streams", 0))
+    yield _gauge("streams", text, s.counters.get("streams", 0))
     in_flight = sum(one.in_flight for one in s.sessions)
     yield _gauge("in_flight_batches", "Batches begun and not wholly released.", in_flight)
     for family, fields in ((_counter, SESSION_COUNTERS), (_gauge, SESSION_GAUGES)):

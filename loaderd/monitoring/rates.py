@@ -11,9 +11,9 @@ import msgspec
 
 from loaderd.api.protocol import SessionStatus, StatusReply
 
-STARVED = 0.1  # of a session's time without a finished batch: from here on the daemon limits
+STARVED = 0.1  # of a session's time without a finished batch: above it, the daemon limits
 IDLE, TRAINER, READ, SAMPLE, GATHER, FILL = "idle", "trainer", "read", "sample", "gather", "fill"
-STAGES = {  # what each counts its time in
+STAGES = {  # stage: counter of its time
     READ: "read_ns",
     SAMPLE: "sample_ns",
     FILL: "fill_ns",
@@ -118,9 +118,9 @@ def _limit(starved: float | None, slowest: str) -> str:
 
 
 def slow_stage(counts: dict[str, int]) -> str:
-    """The stage that building waits for, out of what the counters rose by.
+    """The stage that building waits for, by how much the counters rose.
 
-    Reading, where waiting for reads takes at least half of the time that building takes; else the
+    Reading, if waiting for reads takes at least half of the time that building takes; else the
     stage that takes most of it.
     """
 
@@ -139,7 +139,7 @@ def slow_stage(counts: dict[str, int]) -> str:
 
 
 def _hits(counts: dict[str, int], hit: str, missed: str) -> float | None:
-    """None where nothing was wanted; 1 where batches needed neither a look nor a read."""
+    """None if nothing was wanted; 1 if batches needed neither a look nor a read."""
     hits, misses = counts.get(hit, 0), counts.get(missed, 0)
     if hits + misses:
         return hits / (hits + misses)
@@ -162,7 +162,7 @@ class History:
     """The newest rates of a daemon that is sampled again and again."""
 
     def __init__(self, length: int) -> None:
-        """Keeps `length` of them, without their sessions but for the last."""
+        """Keeps `length` of them; only the last one keeps its sessions."""
         self._last: StatusSample | None = None
         self._points: deque[Rates] = deque(maxlen=length)
 

@@ -1,4 +1,4 @@
-"""Ledgers and statuses as people read them."""
+"""Ledgers and statuses as text."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ from loaderd.memory.ledger import is_session_entry
 
 
 def table(rows: Sequence[Sequence[str]], right: frozenset[int]) -> list[str]:
-    """Lines of aligned columns, the first row the header; those in `right` stand to the right."""
+    """Lines of aligned columns, the first row the header; those in `right` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

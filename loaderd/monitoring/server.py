@@ -22,7 +22,7 @@ from loaderd.monitoring.rates import History, StatusSample
 log = logging.getLogger(__name__)
 LOOK_S = 1.0
 LOOKS = 300
-POLL_S = 0.1  # between two looks whether to end
+POLL_S = 0.1  # between two checks whether to end
 MOST_REQUESTS = 16  # at a time; another one ends the oldest
 REQUEST_S = 10.0  # for a client to ask, and to take the answer
 _EXPECTED = b"expected /, /metrics, /status.json, /healthz or /readyz\n"
@@ -191,7 +191,7 @@ def _host_of(header: str) -> str:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a name can only mean this machine: a page elsewhere cannot make it mean us."""
+    """Whether a name can only mean this machine: no other site can make it point here."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

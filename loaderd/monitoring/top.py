@@ -17,7 +17,7 @@ from loaderd.monitoring.report import duration
 
 _COLORS = {"idle": "dim", "trainer": "green"}  # else the daemon limits
 _BAR = 24  # cells of a ledger's bar
-_WIDE = 110  # columns from which on a table has all of its columns
+_WIDE = 110  # terminal columns from which on tables have all of their own
 _SMALL = 0.01  # of the budget: lines of memory below it are one line
 _FIXED_LINES = 8  # of a frame: head, tiles, borders, the header of sessions
 

@@ -1,4 +1,4 @@
-"""What a plan is: a pure function from resolved parameters and a position to a unit of work."""
+"""A plan: a pure function from resolved parameters and a position to a unit of work."""
 
 from typing import NamedTuple, Protocol
 
@@ -7,7 +7,7 @@ from loaderd.api.protocol import HomePlacement, Resolved
 
 
 class Part(NamedTuple):
-    """Whose share of each global batch is wanted: one trainer's of many, or one server's.
+    """The share of each global batch that is wanted: that of one trainer, or of one server.
 
     rank   or `EVERY_RANK`
     home   an owner map decides which seeds a rank gets; None: a range of the batch
@@ -32,7 +32,7 @@ class Wanted(NamedTuple):
 class Unit(NamedTuple):
     """One piece of work: seeds at positions [start, stop) of the epoch's order.
 
-    Of a macro-batch: of the order of its seeds, in its pass `cycle` over them.
+    In a macro-batch: of the order of its seeds, in pass `cycle` over them.
     """
 
     epoch: int
@@ -41,11 +41,11 @@ class Unit(NamedTuple):
     stop: int
     macro: int = -1  # number of the macro-batch in the epoch
     cycle: int = 0
-    rank: int = -1  # whose seeds of these are wanted, if an owner map shares them; -1: all are
+    rank: int = -1  # whose seeds are wanted, if an owner map divides them; -1: all are
 
     @property
     def num_seeds(self) -> int:
-        """At these positions, whoever wants them."""
+        """Seeds at these positions, those of all ranks."""
         return self.stop - self.start
 
 
@@ -57,8 +57,8 @@ class Shape(NamedTuple):
     edges: tuple[tuple[int, ...], ...]  # [hop][relation] edges found, at most
     nodes: int  # in the batch, at most
     ends: int = 0  # of seed edges and their negatives, at most
-    placed: int = 0  # seeds of all ranks, if an owner map shares them
-    named: int = 0  # nodes whose store ids come along
+    placed: int = 0  # seeds of all ranks, if an owner map divides them
+    named: int = 0  # nodes whose store ids come with the batch
 
     @property
     def total_edges(self) -> int:
@@ -83,17 +83,17 @@ class Plan(Protocol):
         """Key of the epoch's order of seeds (`kernels.random.permute`), uint64."""
 
     def hop_key(self, epoch: int, step: int, hop: int, relation: int) -> int:
-        """Key of the draws of one hop over one relation, uint64; knows no part."""
+        """Key of the draws of one hop over one relation, uint64; the same for all parts."""
 
     def source_key(self, epoch: int, step: int, hop: int) -> int:
-        """Key of the ranks of sources under LABOR, uint64; of all relations, knows no part."""
+        """Key of the ranks of sources under LABOR, uint64; the same for all relations and parts."""
 
     def shape(self) -> Shape:
         """Bounds for the ledger."""
 
 
 def drawn_epoch(resolved: Resolved, epoch: int) -> int:
-    """The epoch whose draws an epoch has: its own, or that of its place in a cycle."""
+    """The epoch whose draws are used: `epoch` itself, or its place in a cycle of epochs."""
     return epoch % resolved.cycle if resolved.cycle else epoch
 
 

@@ -1,10 +1,10 @@
-"""Plans `chunks` and `rows`: batches of rows that hops were worked out for; nothing is sampled.
+"""Plans `chunks` and `rows`: batches of rows of propagated features; nothing is sampled.
 
-Rows of a split stand in the store in one seeded random order.  Plan `rows` (SGD-RR) takes them in a
-keyed order.  Plan `chunks` (SGD-CR) takes whole chunks of consecutive rows in a keyed order; the
-chunk that is shorter than the others comes last.  Where rows are dealt again every n epochs, strips
-of a sixteenth of a chunk change places, in a keyed order too, before chunks are cut; the rows
-behind the last whole strip keep theirs.
+Rows of a split are stored in one seeded random order.  Plan `rows` (SGD-RR) takes them in a keyed
+order.  Plan `chunks` (SGD-CR) takes whole chunks of consecutive rows in a keyed order; the chunk
+that is shorter than the others comes last.  If rows are redealt every n epochs, strips of a
+sixteenth of a chunk are first put into a keyed order too, and chunks are formed of these; the rows
+after the last whole strip keep their places.
 """
 
 import numpy as np
@@ -17,8 +17,8 @@ from loaderd.api.protocol import SAMPLER_VERSION, Attach, HopBatches, Resolved
 from loaderd.api.requests import check_global_batch
 from loaderd.plans.base import Part, Unit, count_steps, drawn_epoch, share
 
-STRIPS = 16  # of a chunk, that rows are dealt by
-_DEAL = 5 << 60  # in the place of a step: no step has this number
+STRIPS = 16  # of a chunk, by which rows are redealt
+_DEAL = 5 << 60  # in place of a step in keys: no step has this number
 
 Ranges = NDArray[np.int64]  # (n, 2): [first, stop) of consecutive rows
 
@@ -97,10 +97,10 @@ METHOD_OF = {plan: method for method, plan in PLAN_OF.items()}
 
 
 def deal(ranges: Ranges, piece: int, size: int, key: int) -> Ranges:
-    """Where positions lie once the whole pieces of [0, size) have changed places under a key.
+    """Ranges of positions after the whole pieces of [0, size) are permuted under a key.
 
     ranges   of positions, in the order wanted
-    piece    items of a piece; what is behind the last whole one stays where it is
+    piece    items of a piece; those after the last whole piece stay where they are
     """
     low, high = ranges[:, 0], ranges[:, 1]
     first = low // piece
@@ -116,7 +116,7 @@ def deal(ranges: Ranges, piece: int, size: int, key: int) -> Ranges:
 
 
 def _joined(ranges: Ranges) -> Ranges:
-    """The same rows in the same order, in as few ranges as hold them."""
+    """The same rows in the same order, in as few ranges as possible."""
     apart = ranges[1:, 0] != ranges[:-1, 1]
     first = np.flatnonzero(np.concatenate([[True], apart]))
     last = np.flatnonzero(np.concatenate([apart, [True]]))
@@ -124,7 +124,7 @@ def _joined(ranges: Ranges) -> Ranges:
 
 
 def hop_set(manifest: Manifest, request: Attach) -> tuple[NodeType, HopSet]:
-    """The rows that a request names.  Raises Refused, saying what there is."""
+    """The node type and hop set that a request names.  Raises Refused, naming what there is."""
     types = [t for t in manifest.types if t.hops and request.seed_type in ("", t.name)]
     if not types:
         of = f" of type {request.seed_type!r}" if request.seed_type else ""
@@ -202,7 +202,7 @@ def _operator(hops: HopSet, name: str, of: str) -> str:
 
 
 def _resolve_chunk(request: Attach, method: str, num_rows: int) -> int:
-    """Rows of a chunk; 0 of plan `rows`.  Raises Refused."""
+    """Rows of a chunk; 0 for plan `rows`.  Raises Refused."""
     if method == "rr":
         if request.chunk or request.redeal:
             raise Refused("chunk and redeal belong to plan 'chunks': leave them 0 for plan 'rows'")

@@ -1,7 +1,7 @@
 """Home placement: an owner map decides which rank trains each seed of a global batch (LeapGNN).
 
-Rank d's contiguous share of the batch is what *model* d is to be trained on.  Model d visits rank
-(d + t) mod N at time step t, so rank s trains the seeds at home there of model (s - t) mod N.
+*Model* d is trained on rank d's contiguous share of the batch.  At time step t it visits rank
+(d + t) mod N, so rank s then trains the seeds that it owns of model (s - t) mod N.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ RANK_BYTES = 2  # of a seed's rank
 
 
 def models_of(num_seeds: int, num_ranks: int) -> NDArray[np.int64]:
-    """In whose contiguous share (`share` of `loaderd.plans.base`) each position lies: (seeds,)."""
+    """The rank whose contiguous share (`loaderd.plans.base.share`) has each position: (seeds,)."""
     return (np.arange(1, num_seeds + 1) * num_ranks - 1) // num_seeds
 
 
@@ -26,11 +26,11 @@ def merge_times(
     """Time steps of the seeds after those with the fewest seeds are left out, the first of equals.
 
     times    int64 (seeds,)   below `num_times`
-    groups   int64 (seeds,)   whose seeds stay together: of a model, or of a rank
-    kept     how many time steps are left
+    groups   int64 (seeds,)   group of each seed: its model, or its rank
+    kept     number of time steps that are left
 
-    The seeds of each group whose time step is left out go to the others in turn, the first to the
-    earliest, so that none gets more than one seed of a group more than another one.
+    Seeds of a group whose time step is left out go to the remaining steps in turn, the first to the
+    earliest, so that what two steps get from one group differs by one seed at most.
     """
     fewest = np.argsort(np.bincount(times, minlength=num_times), kind="stable")
     left = np.sort(fewest[num_times - kept :])
@@ -44,10 +44,10 @@ def merge_times(
 
 
 def place_seeds(owners: NDArray[np.integer], num_ranks: int, time_steps: int) -> NDArray[np.uint16]:
-    """Which rank trains each seed of a global batch: uint16 (seeds,).
+    """The rank that trains each seed of a global batch: uint16 (seeds,).
 
     owners       any integers (seeds,)   of the seeds in the order of the batch, below `num_ranks`
-    time_steps   that are left after merging by model; 0: every seed is trained by its owner
+    time_steps   left after merging by model; 0: every seed is trained by its owner
     """
     if not time_steps:
         return owners.astype(np.uint16)

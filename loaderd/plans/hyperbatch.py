@@ -19,14 +19,14 @@ class HyperbatchPlan(MinibatchPlan):
 def block_schedule(
     needed: NDArray[np.uint8], present: NDArray[np.bool_], upward: bool, share: int
 ) -> list[NDArray[np.int64]]:
-    """In which groups the blocks that a hop of all minibatches needs are held, each block once.
+    """Divide the blocks that a hop of all minibatches needs into groups, which are held in turn.
 
     needed    uint8 (num_blocks,)   not 0: at least one minibatch needs the block
     present   bool (num_blocks,)    in memory: these come first
     upward    direction of the others; hops alternate, so that what was read last is used first
     share     blocks of a group, at most
 
-    Blocks of a group ascend.  A block that is not in memory is read once for all minibatches.
+    Each is in one group; blocks of a group ascend.  An absent one is read once for all minibatches.
     """
     wanted = needed.astype(bool)
     groups: list[NDArray[np.int64]] = []
@@ -37,18 +37,18 @@ def block_schedule(
 
 
 class RegionCurve(NamedTuple):
-    """Regions of adjacent rows, of all node types, and how much of each minibatches want."""
+    """Regions of adjacent rows, of all node types, and how many rows minibatches want of each."""
 
     rows: NDArray[np.int64]  # (regions,)
-    row_bytes: NDArray[np.int64]  # (regions,) that a row takes in memory, of all arrays
-    widths: NDArray[np.int64]  # (arrays, regions) bytes of a row in each; 0: there are fewer
-    wanted: NDArray[np.int64]  # (points, regions) different rows of the first 1, 2, 4, ...
+    row_bytes: NDArray[np.int64]  # (regions,) memory that a row takes in all arrays
+    widths: NDArray[np.int64]  # (arrays, regions) bytes of a row; 0: the type has fewer arrays
+    wanted: NDArray[np.int64]  # (points, regions) distinct rows wanted by the first 1, 2, 4, ...
     kept: NDArray[np.bool_]  # (regions,) in memory anyway: it takes no room, and is not read again
 
     def grown(self, batches: float) -> NDArray[np.float64]:
-        """Different rows of each region that so many minibatches want.
+        """Distinct rows of each region that so many minibatches want.
 
-        Between two points the curve is straight, after the last it goes on as a power.
+        Between two points the curve is linear, after the last one a power law.
         """
         wanted, last = self.wanted, len(self.wanted) - 1
         found: NDArray[np.float64]
@@ -64,7 +64,7 @@ class RegionCurve(NamedTuple):
         return np.minimum(found, self.rows)
 
     def reads(self, wanted: NDArray[np.float64], gap: int) -> NDArray[np.float64]:
-        """Pages, runs that bring so many rows of all regions but the first 0, 1, ...
+        """(pages, runs) that bring the wanted rows of all regions but the first 0, 1, ...
 
         float64 (2, regions + 1)
         """
@@ -77,45 +77,45 @@ class HyperbatchSize(NamedTuple):
     """How many minibatches are built together, and which regions stay in memory meanwhile."""
 
     batches: int
-    stay: NDArray[np.int64]  # regions: those in memory anyway, then those first whose rows are
-    #   wanted most
+    stay: NDArray[np.int64]  # regions: those in memory anyway, then others, beginning with
+    #   those whose rows are wanted most
     passing: NDArray[np.float64]  # (regions,) rows of the others that are in memory at a time
     room: float  # bytes for these
 
 
 class RowMemory(NamedTuple):
-    """What there is for rows, and what they take."""
+    """The memory for rows, and what they take."""
 
     room: Callable[[int], int]  # bytes for rows beside the structures of so many minibatches
-    entry_bytes: int  # of a row that does not stay, beside its own
-    gap_pages: int  # between rows wanted that are read with them
-    best: Callable[[NDArray[Any], NDArray[Any]], int]  # of ways to read, by their pages and runs
-    spare: float  # room for rows that pass, over what a hyperbatch wants of them
-    begun: tuple[float, float] = (0.0, 0.0)  # pages, runs for a hyperbatch of any size
-    alike: int = 1  # sessions of as much memory that keep regions for one another
+    entry_bytes: int  # of a row that does not stay, in addition to the row
+    gap_pages: int  # most pages between wanted rows that are read with them
+    best: Callable[[NDArray[Any], NDArray[Any]], int]  # best(pages, runs): index of the best way
+    spare: float  # room for rows that pass, as a multiple of those that a hyperbatch wants
+    begun: tuple[float, float] = (0.0, 0.0)  # pages, runs that a hyperbatch of any size reads
+    alike: int = 1  # sessions with as much memory that share the regions that stay
 
 
 _AMPLE = 8  # minibatches; more only if that saves reading
-_GROUPS = 512  # of regions that are as hot, at least
-_EXACT = 64  # steps between an estimate and its double
-_GROWTH, _HALVINGS = 1.25, 4  # of the minibatches before whose rows are there, until room is used
-# Batches after those that were tried want rows of regions that none of these wanted: rows that do
-# not stay have this part of the room, at least.
+_GROUPS = 512  # of about equally hot regions, at least
+_EXACT = 64  # estimates are rounded to so many steps per doubling
+_GROWTH, _HALVINGS = 1.25, 4  # factor, then halvings, in the search for the most past minibatches
+# Later batches want rows of regions that none of the tried ones wanted: rows that do not stay have
+# at least this part of the room.
 _LEAST_PASSING = 64
 
 
 def choose_size(
     curve: RegionCurve, memory: RowMemory, num_steps: int, asked: int = 0
 ) -> HyperbatchSize:
-    """The size with which reading for a minibatch costs least, and the regions that stay.
+    """Choose the size with the least reading per minibatch, and the regions that stay.
 
-    Rows of the other regions pass: those that some minibatches before wanted are in memory, and a
-    hyperbatch reads what else it wants.  More minibatches read the same pages for more, but their
-    structures take memory from rows.  Regions that are in memory anyway stay; others do in the
-    order of the share of their rows that is wanted.
+    Rows of the other regions pass: those that the minibatches before wanted are in memory, and a
+    hyperbatch reads the others that it wants.  In a larger hyperbatch more minibatches share the
+    pages that are read, but their structures take memory from rows.  Regions that are in memory
+    anyway stay; others do in the order of the share of their rows that is wanted.
 
     num_steps   minibatches of an epoch, at the beginning of which nothing is in memory
-    asked       the size, or as much of it as has room; 0: as is best
+    asked       the size, reduced to what has room; 0: the best one
     """
     heat = curve.wanted[-1] / np.maximum(1, curve.rows)  # at most 1
     order = np.argsort(np.where(curve.kept, -2.0, -heat), kind="stable")
@@ -140,7 +140,7 @@ def choose_size(
 
 
 def _best(memory: RowMemory, reads: NDArray[np.float64]) -> int:
-    """Which of some ways reads best, of (ways, 2) pages and runs.
+    """Index of the best way to read, out of (ways, 2) pages and runs.
 
     Estimates within a percent are equal, and of equals the first is taken.
     """
@@ -148,7 +148,7 @@ def _best(memory: RowMemory, reads: NDArray[np.float64]) -> int:
 
 
 def _grouped(curve: RegionCurve, order: NDArray[np.int64]) -> tuple[NDArray[np.int64], RegionCurve]:
-    """Regions taken together, of rows as wide and about as often wanted, the hottest first.
+    """Group regions with equally wide rows that are wanted about equally often, the hottest first.
 
     order   regions by how often their rows are wanted
 
@@ -182,13 +182,13 @@ def _sizes(most: int) -> Iterator[int]:
 class _Cut(NamedTuple):
     size: int
     past: float  # minibatches whose rows are in memory when the next hyperbatch comes
-    stay: int  # groups of regions that do, the first ones
+    stay: int  # groups of regions that stay, the first ones
     room: float  # bytes for the rows of the others
     reads: NDArray[np.float64]  # pages, runs for a minibatch
 
 
 def _cuts(curve: RegionCurve, memory: RowMemory, size: int, num_steps: int) -> list[_Cut]:
-    """Ways to share the room beside hyperbatches of this size; none: there is not enough.
+    """Ways to divide the room beside hyperbatches of this size; none if there is not enough.
 
     Either regions stay, or rows of the others pass more slowly; the slowest way comes first.
     """
@@ -212,13 +212,13 @@ def _cuts(curve: RegionCurve, memory: RowMemory, size: int, num_steps: int) -> l
 def _share(
     curve: RegionCurve, memory: RowMemory, size: int, past: float, num_steps: int
 ) -> _Cut | None:
-    """The regions that stay beside what so many minibatches wanted of the others.
+    """Choose the regions that stay beside the rows that `past` minibatches wanted of the others.
 
-    As many as can, but for those that take more to be read once than what is wanted of them.
+    As many stay as fit, except those that cost more to read once than the rows wanted of them.
     """
     there = curve.grown(past)
     lacks = curve.grown(past + size) - there
-    # a row that one of these alone wants leaves after it, as it is known who wants what
+    # a row that only one of these wants leaves after it, as all wanted rows are known
     again = np.maximum(0.0, there - lacks * past / size)
     held = np.maximum(memory.spare * curve.grown(size), again + lacks)
     # each of several sessions that are alike pays for a part of what stays
@@ -254,7 +254,7 @@ def region_pages(
     A page has a wanted row with probability p.  It is left out if it lies in a gap of more than
     `gap` pages: the sum over gaps of length L of L p^2 (1 - p)^L, L > gap.
     """
-    # rows that a page has part of
+    # rows that lie in a page at least in part
     touching = (PAGE_BYTES + width - np.gcd(PAGE_BYTES, np.maximum(1, width))) / np.maximum(
         1, width
     )

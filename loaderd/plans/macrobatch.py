@@ -1,8 +1,8 @@
 """Plan `macrobatch`: neighbor sampling inside some partitions at a time (HANOI).
 
 An epoch deals the partitions out into macro-batches, each partition into one.  A macro-batch's
-seeds are those in its partitions; it is cut into steps of nearly equal size, as many as no epoch
-exceeds: so every epoch has the same number of steps, and no step more seeds than a batch.
+seeds are those in its partitions; it is divided into steps of nearly equal size.  Their number is
+enough for any epoch: every epoch has as many steps, and no step has more seeds than a batch.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from loaderd.plans.base import EVERY_RANK, Part, Unit, drawn_epoch
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
 from loaderd.plans.roots import Roots, node_roots
 
-_PARTITIONS, _SEEDS = 1 << 62, 3 << 61  # of keys, in place of a step: no draw has them
+_PARTITIONS, _SEEDS = 1 << 62, 3 << 61  # in place of a step in keys: no draw has them
 
-_KEPT = 4  # layouts of epochs
+_KEPT = 4  # epoch layouts that are cached
 
 
 class Epoch(NamedTuple):
-    """How an epoch's steps fall to macro-batches."""
+    """How an epoch's steps are distributed over macro-batches."""
 
     members: tuple[NDArray[np.int64], ...]  # partitions of each macro-batch, ascending
     seeds: NDArray[np.int64]  # (macro-batches,)
@@ -55,7 +55,7 @@ class MacrobatchPlan(MinibatchPlan):
         self._steps = 0 if seeds_in is None else self._count_steps(seeds_in)
         self._num_steps = self._count_sampled()
         self._seeds_in = seeds_in
-        self._layouts = dict[int, Epoch]()  # of some epochs; never changed, but replaced
+        self._layouts = dict[int, Epoch]()  # of some epochs; replaced, never modified
 
     def placed(self, seeds_in: NDArray[np.int64]) -> Self:
         """The plan, once it is known how many seeds are in each partition."""
@@ -76,7 +76,7 @@ class MacrobatchPlan(MinibatchPlan):
     def unit(self, epoch: int, step: int) -> Unit:
         """This part's share of a step: positions among the seeds of its macro-batch.
 
-        Of every rank's plan that of a position, `step * world + rank`.
+        If the plan is for every rank, `step` is a position, `step * world + rank`.
         """
         layout = self.epoch_layout(epoch)
         position, rank, world = step, self.part.rank, self.part.world_size
@@ -125,7 +125,7 @@ class MacrobatchPlan(MinibatchPlan):
         return steps
 
     def _cuts(self) -> Sequence[int]:
-        """Where, in the order of the partitions, macro-batches after the first begin."""
+        """Places in the order of the partitions where macro-batches after the first begin."""
         return range(self._macro.partitions, self._macro.num_partitions, self._macro.partitions)
 
     def _share_steps(self, seeds: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -149,9 +149,9 @@ class MacrobatchPlan(MinibatchPlan):
 def share_steps(
     seeds: NDArray[np.int64], total: int, batch_size: int, world_size: int
 ) -> NDArray[np.int64]:
-    """Steps of each macro-batch, `total` together: none has more seeds a step than a batch.
+    """Divide `total` steps among macro-batches: no step has more seeds than a batch.
 
-    What is left over goes where steps are largest; ties to the first.  One without seeds has none.
+    Steps left over go where steps are largest; ties to the first.  Without seeds there are none.
     """
     steps = -(-seeds // batch_size)
     most = seeds // world_size
@@ -168,7 +168,7 @@ class SeedGroups:
     def __init__(
         self, seeds: NDArray[Any], offsets: NDArray[np.int64], places: NDArray[np.int64]
     ) -> None:
-        """Groups the seeds' places; takes 8 bytes a seed for the time being.
+        """Group the seeds' places; takes 8 bytes a seed meanwhile.
 
         seeds    id_dtype (num_seeds,)      store ids
         offsets  int64 (partitions + 1,)    first node of each partition, then the end
@@ -180,7 +180,7 @@ class SeedGroups:
         self.counts = np.diff(self._starts)  # int64 (partitions,)
 
     def roots(self, plan: MacrobatchPlan, unit: Unit, seeds: NDArray[Any]) -> Roots:
-        """Where the batch of a unit begins; `seeds`: of the session."""
+        """The roots of a unit's batch; `seeds`: of the session."""
         out = np.empty(unit.num_seeds, np.int64)
         plan.order(unit, out)
         members = plan.epoch_layout(unit.epoch).members[unit.macro]

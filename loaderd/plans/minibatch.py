@@ -7,11 +7,11 @@ from loaderd.api.protocol import Resolved
 from loaderd.plans.base import EVERY_RANK, Part, Shape, Unit, count_steps, drawn_epoch, share
 from loaderd.plans.roots import num_ends
 
-_SOURCES = 7 << 60  # of keys, in place of a relation: no other draw has it
+_SOURCES = 7 << 60  # in place of a relation in keys: no other draw has it
 
 
 class GraphBounds(NamedTuple):
-    """What a plan must know of the store to bound its work."""
+    """What a plan must know about the store to bound its work."""
 
     num_nodes: int
     num_edges: tuple[int, ...]  # per relation
@@ -34,11 +34,11 @@ class MinibatchPlan:
 
     @property
     def num_steps(self) -> int:
-        """Global batches of an epoch; of every rank's plan its positions."""
+        """Global batches of an epoch, or positions if the plan is for every rank."""
         return self._num_steps * self.together
 
     def unit(self, epoch: int, step: int) -> Unit:
-        """This part's share of global batch `step`; of every rank's plan that of a position."""
+        """This part's share of global batch `step`, a position if the plan is for every rank."""
         r, part, position = self.resolved, self.part, step
         if part.rank == EVERY_RANK:
             step, rank = divmod(position, part.world_size)
@@ -55,7 +55,7 @@ class MinibatchPlan:
         return int(make_key(self.resolved.seed, epoch, step, hop, relation))
 
     def source_key(self, epoch: int, step: int, hop: int) -> int:
-        """`step`: or a position, as in `hop_key`; knows no relation: all agree on their sources."""
+        """`step`: or a position, as in `hop_key`.  All relations share it, and agree on sources."""
         labor = self.resolved.labor
         assert labor is not None
         run = self._drawn_step(step) // labor.batch_dependency
@@ -63,13 +63,13 @@ class MinibatchPlan:
         return int(make_key(self.resolved.seed, epoch, run, hop, _SOURCES))
 
     def _drawn_step(self, step: int) -> int:
-        """By what number a step's draws are keyed."""
+        """The number by which a step's draws are keyed."""
         return step // self.together
 
     def _most_seeds(self) -> int:
-        """Of one rank's share of a step."""
+        """Most seeds of one rank's share of a step."""
         world = self.part.world_size
-        # with a tail that joined
+        # with the tail that joins the last batch
         largest = min(self.resolved.num_seeds, self.resolved.batch_size + world - 1)
         # all seeds of a batch may have one owner
         return largest if self.part.home else -(-largest // world)

@@ -3,7 +3,7 @@
 An epoch deals the partitions out as `macrobatch` does, a macro-batch to each rank in turn: round u
 of W ranks has macro-batches u W to u W + W - 1.  What is sampled of a macro-batch is one batch of
 the whole graph, in which only nodes of its partitions, the *inner* nodes, are expanded.  Trainers
-take their steps out of it: the plan says which, too.
+take their steps from it: the plan says which, too.
 """
 
 from typing import Self
@@ -30,16 +30,16 @@ class PartitionPlan(MacrobatchPlan):
 
     @property
     def num_macros(self) -> int:
-        """As many for each rank, as few as have no more partitions than asked for.
+        """Equally many for each rank, the fewest with no more partitions than asked for.
 
-        If there are not so many partitions, one less for each rank.
+        If the store has too few partitions for that, each rank has one less.
         """
         world = self.part.world_size
         return min(-(-super().num_macros // world), self._macro.num_partitions // world) * world
 
     @property
     def trained_steps(self) -> int:
-        """Steps of an epoch that trainers take out of what is sampled."""
+        """Steps of an epoch that trainers take from what is sampled."""
         return self._steps
 
     def unit(self, epoch: int, step: int) -> Unit:
@@ -81,7 +81,7 @@ class PartitionPlan(MacrobatchPlan):
         return max(1, self.resolved.batch_size - self.part.world_size + 1)
 
     def _count_sampled(self) -> int:
-        """A batch of each round.  Raises Refused: fewer partitions than ranks."""
+        """One batch per round.  Raises Refused: fewer partitions than ranks."""
         if not self.num_macros:
             raise Refused(
                 f"plan 'partitions': {self._macro.num_partitions} partitions cannot be dealt out "
@@ -94,6 +94,6 @@ class PartitionPlan(MacrobatchPlan):
         return -(-int(seeds_in.sum()) // self._step_size) + rounds - 1
 
     def _share_steps(self, seeds: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Steps of each round, of which each has one."""
+        """Steps of each round; every round has at least one."""
         together = np.maximum(1, seeds.reshape(-1, self.part.world_size).sum(axis=1))
         return share_steps(together, self._steps, self._step_size, 1)

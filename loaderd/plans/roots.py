@@ -1,4 +1,4 @@
-"""Where batches begin: seed nodes, or the ends of seed edges and of their negatives."""
+"""Roots of batches: seed nodes, or the ends of seed edges and of their negatives."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +17,10 @@ from loaderd.plans.base import Plan, Unit
 NO_ENDS = np.empty(0, np.uint32)
 NO_TIMES = np.empty(0, np.int64)
 _TOGETHER = 1 << 16  # seed edges that are looked up in one pass over blocks
-_NEGATIVE = 1 << 61  # in place of a hop, of keys of negatives: no draw of a neighbor has it
+_NEGATIVE = 1 << 61  # in place of a hop in keys of negatives: no draw of a neighbor has it
 
-# places of edges, in the order of the blocks, to (sources, targets, times): store ids, and times
-# where they are wanted; of edges with ids these replace the places
+# from places of edges, in the order of the blocks, to (sources, targets, times): store ids, and
+# times if they are wanted; if edges have ids, these are written over the places
 FindEnds = Callable[[NDArray[np.int64]], tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]]
 
 
@@ -28,7 +28,7 @@ class Forest(NamedTuple):
     """Trees of a batch, one for each seed node, in their order."""
 
     limits: NDArray[np.int64]  # latest time of an edge
-    numbers: NDArray[np.uint64]  # which no other tree of the epoch has
+    numbers: NDArray[np.uint64]  # unique in the epoch
     last: bool  # the latest edges are picked
 
 
@@ -36,19 +36,19 @@ class Excluded(NamedTuple):
     """Edges of one relation that a batch must not contain, by the place of their target."""
 
     relation: int
-    starts: NDArray[np.uint32]  # (seed nodes + 1,) where each target's begin in `sources`
+    starts: NDArray[np.uint32]  # (seed nodes + 1,) first edge of each target in `sources`
     sources: NDArray[Any]  # id_dtype, ascending for each target
 
 
 class Roots(NamedTuple):
-    """Where the sampling of a batch begins."""
+    """The nodes at which the sampling of a batch begins."""
 
-    nodes: NDArray[Any]  # id_dtype: seed nodes, store ids; ends of edges each once
-    places: NDArray[np.int64]  # of the seeds among the session's; edge ids where all are
-    ends: NDArray[np.uint32]  # places in `nodes` of the ends of edges, negatives behind seeds:
+    nodes: NDArray[Any]  # id_dtype: store ids of seed nodes, or of ends of edges, each once
+    places: NDArray[np.int64]  # of the seeds among the session's; edge ids if all edges are seeds
+    ends: NDArray[np.uint32]  # places in `nodes` of the ends of edges, negatives after seeds:
     # sources, then targets; of triplets sources, targets, then negative targets
     excluded: tuple[Excluded, ...]
-    times: NDArray[np.int64] = NO_TIMES  # of the seeds, where edges are sampled up to a time
+    times: NDArray[np.int64] = NO_TIMES  # of the seeds, if edges are sampled up to a time
     forest: Forest | None = None  # likewise
 
 
@@ -57,11 +57,11 @@ class EndTable(NamedTuple):
 
     spec: SeedEdges
     relation: int
-    reverse: int  # relation in which reverses are; -1: they are not looked for
+    reverse: int  # relation of the reverse edges; -1: they are not looked for
     sources: tuple[int, int]  # first store id and number of nodes of the type of the sources
     targets: tuple[int, int]
-    ends: NDArray[Any]  # id_dtype (2, num_seeds): store ids; (2, 0) where all edges are seeds
-    first_edge: NDArray[np.uint64]  # (num_blocks + 1,) where all edges are, else (0,)
+    ends: NDArray[Any]  # id_dtype (2, num_seeds): store ids; (2, 0) if all edges are seeds
+    first_edge: NDArray[np.uint64]  # (num_blocks + 1,) if all edges are seeds, else (0,)
 
 
 def num_negatives(spec: SeedEdges, num: int) -> int:
@@ -81,7 +81,7 @@ def seed_places(plan: Plan, unit: Unit, out: NDArray[np.int64]) -> None:
 
 
 def node_roots(seeds: NDArray[Any], index: NDArray[np.int64]) -> Roots:
-    """Of seeds that are nodes: `index` are their places in `seeds`."""
+    """The roots of seed nodes; `index`: their places in `seeds`."""
     nodes = np.empty(index.size, seeds.dtype)
     take_ids(seeds, index, index.size, nodes)
     return Roots(nodes, index, NO_ENDS, ())
@@ -90,7 +90,7 @@ def node_roots(seeds: NDArray[Any], index: NDArray[np.int64]) -> Roots:
 def timed_roots(
     plan: Plan, unit: Unit, seeds: NDArray[Any], times: NDArray[np.int64], index: NDArray[np.int64]
 ) -> Roots:
-    """The same with `times` of the session's seeds: each is a tree."""
+    """The roots of seed nodes with `times` of the session's seeds: each is a tree."""
     roots, own = node_roots(seeds, index), times[index]
     forest = _forest(plan, unit, own, [(0, index.size)])
     return roots._replace(times=own, forest=forest)
@@ -116,11 +116,11 @@ def _forest(
 def edge_roots(
     table: EndTable, plan: Plan, units: Sequence[Unit], times: NDArray[np.int64], find: FindEnds
 ) -> list[Roots]:
-    """Of seeds that are edges.
+    """The roots of seed edges.
 
-    find   where all edges are seeds: called for many units together, so that a block that
+    find   if all edges are seeds: called for many units together, so that a block that
            several of them need is held once
-    times  of the session's seeds, where they were given
+    times  of the session's seeds, if they were given
     """
     found: list[Roots] = []
     for group in _groups(units):
@@ -145,7 +145,7 @@ def edge_roots(
 
 
 def _groups(units: Sequence[Unit]) -> Iterator[list[Unit]]:
-    """Units in their order, as many at a time as have few edges together."""
+    """Units in their order, in groups of at most `_TOGETHER` edges, or one unit."""
     group: list[Unit] = []
     for unit in units:
         if group and sum(u.num_seeds for u in group) + unit.num_seeds > _TOGETHER:
@@ -165,9 +165,9 @@ def _roots(
     dst: NDArray[Any],
     times: NDArray[np.int64],
 ) -> Roots:
-    """Negatives, the different nodes of all ends, and what the batch must not contain.
+    """Draw negatives, number the nodes of all ends, and list what the batch must not contain.
 
-    times   of the edges, where edges are sampled up to a time: each end is a tree
+    times   of the edges, if edges are sampled up to a time: then each end is a tree
     """
     spec, num = table.spec, unit.num_seeds
     columns, which = [src, dst], [0, 2]
@@ -200,7 +200,7 @@ def _negatives(
 
 
 def _number(ends: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.uint32]]:
-    """The different nodes of some ends in order of first occurrence, and each end's place."""
+    """The distinct nodes of some ends in order of first occurrence, and each end's place."""
     size = 1 << (2 * ends.size - 1).bit_length()
     keys = np.full(size, np.iinfo(ends.dtype).max, ends.dtype)
     values = np.empty(size, np.uint32)
@@ -220,7 +220,7 @@ def _excluded(
     dst: NDArray[Any],
     nodes: NDArray[Any],
 ) -> tuple[Excluded, ...]:
-    """By relation: the seed edges, and those that lead back."""
+    """Edges to exclude, by relation: the seed edges and their reverses."""
     if table.spec.exclude == "none":
         return ()
     wanted = {table.relation: [(dst_places, src)]}

@@ -1,7 +1,7 @@
-"""The samplers of subgraphs, by the plan that a client asks for.
+"""The samplers of subgraphs, by the name of the plan that a client asks for.
 
-A further one is a class derived from `Sampler`: here, or `loaderd serve --samplers MODULE:CLASS`
-for one that is not part of the daemon.
+A new one is a class derived from `Sampler`: here, or outside of the daemon, named by
+`loaderd serve --samplers MODULE:CLASS`.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from blockstore.kernels.renumber import NODE_BITS
 from loaderd.api.errors import Refused
 from loaderd.plans.subgraph import NO_TREES, Chosen, Facts, GraphAnswers, KeyedDraws, Sampler
 
-_GRAIN = 1 << 53  # of a uniform draw
+_GRAIN = 1 << 53  # values of a uniform draw
 _NODE = (1 << NODE_BITS) - 1
 
 
@@ -28,7 +28,7 @@ class Cluster(Sampler):
     """
 
     name = "cluster"
-    partitions: int = 1  # of a batch; others where they do not come out even
+    partitions: int = 1  # per batch; it varies if they do not divide evenly
 
     def check(self, facts: Facts) -> None:
         if not facts.num_partitions or self.partitions < 1:
@@ -55,7 +55,7 @@ class Cluster(Sampler):
         return min(facts.num_edges, self._most(facts, facts.part_edges, facts.num_edges))
 
     def _most(self, facts: Facts, sizes: tuple[int, ...], total: int) -> int:
-        """Of the largest partitions; until they are known, the least that these can have."""
+        """Size of the largest partitions; until sizes are known, the least that these can have."""
         together = -(-facts.num_partitions // self.steps(facts))
         if sizes:
             return sum(sorted(sizes)[-together:])
@@ -70,13 +70,13 @@ class Cluster(Sampler):
 
 @dataclass(frozen=True)
 class Saint(Sampler):
-    """What those of GraphSAINT have in common: any number of subgraphs makes an epoch.
+    """Base of the samplers of GraphSAINT: any number of subgraphs makes an epoch.
 
     Source: Zeng et al., GraphSAINT, ICLR 2020, algorithm 2.  As in its code, and in PyG's, nodes
     are drawn in proportion to their in-degree, as targets of uniformly drawn edges.
     """
 
-    num_steps: int = 0  # subgraphs of an epoch, of all ranks; 0: with as many nodes as the graph
+    num_steps: int = 0  # subgraphs per epoch, of all ranks; 0: for as many nodes as the graph has
 
     def check(self, facts: Facts) -> None:
         if not facts.num_edges or self.most_nodes(facts) < 1:
@@ -130,7 +130,7 @@ class SaintWalk(Saint):
     """Nodes of random walks against the direction of the edges, from uniformly drawn roots."""
 
     name = "saint-walk"
-    roots: int = 2000  # that are drawn, with replacement
+    roots: int = 2000  # drawn with replacement
     length: int = 2  # steps of each walk
 
     def most_nodes(self, facts: Facts) -> int:
@@ -147,8 +147,8 @@ class SaintWalk(Saint):
 class FastGcn(Sampler):
     """Neighbors of nodes that are drawn uniformly from the whole graph, whatever the layer.
 
-    A hop draws so many nodes for all of the nodes before it together, with replacement: a fanout is
-    their number.  Edges lead to the nodes that were there before the hop, from these and from those
+    A hop draws nodes with replacement for all nodes before it together: the fanout is the number of
+    nodes drawn.  Edges lead to the nodes that were there before the hop, from these and from those
     that it adds.  With P the adjacency matrix over in-degrees, source u is drawn in proportion to
     the sum of P[v, u] over all v; the paper takes the squares.  Source: Chen, Ma and Xiao, FastGCN,
     ICLR 2018.
@@ -182,9 +182,9 @@ class FastGcn(Sampler):
 class Ladies(FastGcn):
     """Neighbors of nodes of the layer.
 
-    Source u is drawn in proportion to the sum of P[v, u]^2 over the nodes v of the layer: that is a
-    node v in proportion to 1 / degree, then one of its neighbors.  No table of candidates is needed
-    for it.  Source: Zou et al., Layer-Dependent Importance Sampling, NeurIPS 2019.
+    Source u is drawn in proportion to the sum of P[v, u]^2 over the nodes v of the layer: first a
+    node v in proportion to 1 / degree, then one of its neighbors.  No table of candidates is
+    needed.  Source: Zou et al., Layer-Dependent Importance Sampling, NeurIPS 2019.
     """
 
     name = "ladies"
@@ -204,7 +204,7 @@ class Ladies(FastGcn):
 
 @dataclass(frozen=True)
 class Induced(Sampler):
-    """What neighbor sampling without replacement finds, and all edges among it.
+    """The nodes that neighbor sampling without replacement finds, and all edges among them.
 
     Batches are those of PyG's NeighborLoader with subgraph_type="induced".
     """
@@ -239,7 +239,7 @@ class Induced(Sampler):
 
 @dataclass(frozen=True)
 class Shadow(Induced):
-    """A subgraph for each root: a node is another one in each of them.
+    """A subgraph for each root: a node that is in several of them is a different node in each.
 
     Source: Zeng et al., Decoupling the Depth and Scope of Graph Neural Networks, NeurIPS 2021.
     """
@@ -254,7 +254,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
 
 
 def register(sampler: type[Sampler]) -> None:
-    """Serve plan `sampler.name`, too, in this process.  Raises ValueError: there is one."""
+    """Also serve plan `sampler.name` in this process.  Raises ValueError: another has the name."""
     if SAMPLERS.setdefault(sampler.name, sampler) is not sampler:
         raise ValueError(
             f"sampler {sampler.name!r}: found another one of this name, expected a new name"

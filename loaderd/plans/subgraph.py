@@ -1,8 +1,8 @@
 """Plans of subgraphs: a sampler chooses nodes, a batch has all edges of the graph among them.
 
-A sampler is a pure function: of keyed draws, of what the graph answers, and of the nodes that are
-there already.  Whether it begins at the seeds of a step (`rooted`), or each step is a draw of its
-own whose seeds are those that it happens to choose, is all that the plan needs to know of it.
+A sampler is a pure function of keyed draws, of the graph's answers, and of the nodes that are there
+already.  The plan needs to know only whether it begins at the seeds of a step (`rooted`), or each
+step is a draw of its own, whose seeds are those that it happens to choose.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ from loaderd.api.protocol import Resolved
 from loaderd.plans.base import EVERY_RANK, Part, Shape, Unit
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
 
-_CHOICES = 3 << 60  # of keys, in place of a relation: no other draw has it
-_UNUSUAL = 8  # edges of a subgraph, at most, for each that its nodes have on average
-_FEW = 8  # neighbors of a node, if there are fewer on average
+_CHOICES = 3 << 60  # in place of a relation in keys: no other draw has it
+_UNUSUAL = 8  # most edges of a subgraph, as a multiple of what its nodes have on average
+_FEW = 8  # neighbors assumed for a node, if there are fewer on average
 MOST_OPTION = 1 << 40
-WALKERS = 64  # at one node, whose neighbors are drawn under one key
+WALKERS = 64  # walkers at one node whose steps are drawn under one key
 NO_TREES = np.empty(0, np.int64)
 
 
@@ -57,7 +57,7 @@ class KeyedDraws(NamedTuple):
 
 
 class GraphAnswers(Protocol):
-    """What a sampler may ask of the graph; nodes are store ids, neighbors sources of in-edges.
+    """Queries of samplers to a graph; nodes are store ids, neighbors are sources of in-edges.
 
     Answers are read through the daemon's block reader, and depend on the arguments alone.
     """
@@ -77,15 +77,15 @@ class GraphAnswers(Protocol):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(counts, neighbors): min(degree, fanout) of each node, drawn without replacement.
 
-        fanout  1 or more, or -1: all; where a node is given twice, its draws are the same
+        fanout  1 or more, or -1: all; if a node is given twice, its draws are the same
         """
 
     def walk(self, nodes: NDArray[np.int64], key: int) -> NDArray[np.int64]:
-        """A neighbor of each node, all drawn independently; the node itself where it has none."""
+        """A neighbor of each node, all drawn independently; the node itself if it has none."""
 
 
 class Facts(NamedTuple):
-    """What bounds the work of a sampler."""
+    """Sizes that bound the work of a sampler."""
 
     num_nodes: int
     num_edges: int
@@ -101,7 +101,7 @@ class Chosen(NamedTuple):
     """Nodes of a subgraph, store ids in any order, repeated or not; the roots need not be there."""
 
     nodes: NDArray[np.int64]
-    trees: NDArray[np.int64] = NO_TREES  # place of its root, of a sampler with `trees`
+    trees: NDArray[np.int64] = NO_TREES  # place of each node's root, if the sampler has `trees`
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,11 @@ class Sampler:
     trees: ClassVar[bool] = False  # of rooted ones: each root has nodes and edges of its own
     # of rooted ones: each hop adds nodes, and edges from all nodes to those before it
     layered: ClassVar[bool] = False
-    max_edges: int = 0  # of a subgraph, for the memory that it takes; 0: as `most_edges` says
+    max_edges: int = 0  # of a subgraph, to size its memory; 0: as `most_edges` says
 
     @classmethod
     def of(cls, options: Mapping[str, int]) -> Self:
-        """Raises Refused: there is no such option, or its value is out of range."""
+        """The sampler with these options.  Raises Refused: one is unknown, or out of range."""
         names = [f.name for f in fields(cls)]
         for name, value in options.items():
             if name not in names:
@@ -130,7 +130,7 @@ class Sampler:
         return cls(**options)
 
     def check(self, facts: Facts) -> None:
-        """Raises Refused: the store, or the options, are not such that it can choose."""
+        """Raises Refused: it cannot sample from this store, or with these options."""
 
     def steps(self, facts: Facts) -> int:
         """Subgraphs of an epoch, of all ranks together; not asked of rooted samplers."""
@@ -149,8 +149,8 @@ class Sampler:
     def choose(self, draws: KeyedDraws, graph: GraphAnswers, nodes: NDArray[np.int64]) -> Chosen:
         """The nodes of a subgraph, or, if layered, those that a hop adds.
 
-        nodes  of a rooted sampler those that are there already: its roots, in their order, or, if
-               layered, all that hops before have added, too; else none
+        nodes  for a rooted sampler, those that are there already: its roots, in their order, and,
+               if it is layered, all that earlier hops have added; else none
         """
         raise NotImplementedError
 
@@ -185,7 +185,7 @@ class SubgraphPlan(MinibatchPlan):
         return super().unit(epoch, step) if self.sampler.rooted else Unit(epoch, step, 0, 0)
 
     def draws(self, unit: Unit, hop: int) -> KeyedDraws:
-        """Those of a unit."""
+        """The draws of one hop of a unit."""
         part, r, number = self.part, self.resolved, unit.step
         if part.rank != EVERY_RANK:
             number = number * part.world_size + part.rank

@@ -1,4 +1,4 @@
-"""What a client is told of a batch that could not be built."""
+"""Error replies for batches that could not be built."""
 
 from blockstore.errors import StoreError
 from loaderd.api.errors import BatchFailed, DaemonError
@@ -7,15 +7,15 @@ from loaderd.plans.base import Wanted
 
 
 def error_text(error: BaseException) -> str:
-    """One line; the class of an error that nobody foresaw stands before it."""
+    """The error in one line, preceded by its class if nobody foresaw it."""
     known = isinstance(error, StoreError | DaemonError | OSError)
     return str(error) if known else f"{type(error).__name__}: {error}"
 
 
 def failure(session: int, wanted: Wanted, text: str, step: int = -1) -> ErrorReply:
-    """Nothing more comes of a run: this batch of it could not be built.
+    """The reply that ends a run: this batch of it could not be built.
 
-    step   as the text names it, if that of the batch is another position
+    step   as the text names it, if the batch has a position instead
     """
     return ErrorReply(
         error=BatchFailed.__name__,

@@ -15,7 +15,7 @@ _DTYPES = {
 
 
 def record_dtype(record: EdgeRecord) -> np.dtype[Any]:
-    """Of records one after the other: that of their only section, else uint32, word by word."""
+    """Dtype of flat records: that of their only section, else uint32, word by word."""
     held = [name for name in EdgeRecord._fields if getattr(record, name)]
     return _section_dtype(record, held[0]) if len(held) == 1 else np.dtype(np.uint32)
 
@@ -39,7 +39,7 @@ def section(records: NDArray[np.uint32], record: EdgeRecord, name: str) -> NDArr
 
 
 def written_section(whole: Written, record: EdgeRecord, name: str) -> Written:
-    """One section of what `flat` gives."""
+    """One section of the records that `whole` writes as `flat` gives them."""
     size, dtype = record.size, _section_dtype(record, name)
     if getattr(record, name) == size:
         return whole

@@ -10,13 +10,13 @@ from loaderd.memory.workspace import Workspace, WorkspaceFull
 
 
 class Renumbering:
-    """By the table of the batch's workspace.  A context manager.
+    """Renumbers nodes by the table of the batch's workspace.  A context manager.
 
-    Where batches are trees, a node is another one in each of them.
+    If batches are trees, a node is a different one in each tree.
     """
 
     def __init__(self, work: Workspace, num_nodes: int) -> None:
-        """`n_id[:num_nodes]` is in use: nodes found so far, in order; so are `trees`, if any."""
+        """`n_id[:num_nodes]`, and `trees` if any, hold the nodes found so far, in order."""
         self._work, self.num_nodes = work, num_nodes
         self._trees = work.trees if work.trees.size else None
 
@@ -35,9 +35,9 @@ class Renumbering:
         edge: int,
         trees: NDArray[np.uint32],
     ) -> int:
-        """Local ids of a frontier's draws, into `local` from `edge` on; returns the last's end.
+        """Write local ids of a frontier's draws to `local` from `edge` on; returns their end.
 
-        trees   of the frontier's nodes, where batches are trees
+        trees   of the frontier's nodes, if batches are trees
         """
         work = self._work
         num_nodes, end = renumber(

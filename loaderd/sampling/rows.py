@@ -1,4 +1,4 @@
-"""Rows of a batch: addressed in place where their block stays, else copied to a row area."""
+"""Rows of a batch: addressed in place if their block stays, else copied to a row area."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -25,12 +25,12 @@ from loaderd.memory.residency import BlockPool, PinnedBlocks, Residency
 from loaderd.memory.workspace import Workspace
 from loaderd.monitoring.devicecost import FLASH, DeviceGauge
 
-_PART_ROWS = 1 << 14  # whose pages are planned at a time
-_PARTS_HELD = 2  # on their way at a time
+_PART_ROWS = 1 << 14  # rows whose pages are planned at a time
+_PARTS_HELD = 2  # parts in flight at a time
 
 
 class ServedFiles(NamedTuple):
-    """Row arrays that come with batches, where their files are read, and the arena they go to."""
+    """Row arrays that come with batches, the reader of their files, and the arena they go to."""
 
     served: Sequence[ServedRows]
     reader: BlockReader
@@ -44,7 +44,7 @@ class ServedFiles(NamedTuple):
 class RowFile(NamedTuple):
     """One served row array and where it lies."""
 
-    number: int  # among all of the store
+    number: int  # index among all row arrays of the store
     view: RowView
     layout: RowLayout
     num_blocks: int
@@ -59,10 +59,10 @@ class Pins(NamedTuple):
 
 
 class Addressed(NamedTuple):
-    """After `RowAssembler.address`: how many rows are in place and how many must pass through."""
+    """Result of `RowAssembler.address`: how many rows are not in place and must be copied."""
 
     pins: Pins
-    num_missing: int  # nodes that miss a row in at least one array; order[:num_missing] of them
+    num_missing: int  # nodes that miss a row in at least one array: order[:num_missing]
     missing_rows: tuple[int, ...]  # per array
 
 
@@ -88,7 +88,7 @@ class RowAssembler:
             )
 
     def _served(self, work: Workspace) -> list[tuple[int, RowFile]]:
-        """What the workspace's session is served from blocks, and its place among `addresses`."""
+        """The arrays that the session is served from blocks, each with its place in `addresses`."""
         return [
             (a, self.files[rows.number]) for a, rows in enumerate(work.rows) if not rows.in_macro
         ]
@@ -99,7 +99,7 @@ class RowAssembler:
     def address(self, work: Workspace, num: int, min_age: int) -> Addressed:
         """Hold what can stay in memory and address it; put the rest in store order.
 
-        num      nodes, and edges where these have rows: items[:num]
+        num      nodes, and edges if they have rows: items[:num]
         min_age  batches since the last use of a block that may make room
 
         Afterwards addresses[a][i] is a place in the arena or ABSENT; of rows in macro-batches it is
@@ -117,7 +117,7 @@ class RowAssembler:
                     marks = work.marks[: file.num_blocks]
                     mark_blocks(work.items, num, file.view, marks)
                     needed = np.flatnonzero(marks).astype(np.int64)
-                    # where not all have room, those stay of which this batch wants most
+                    # if not all fit, those stay of which this batch wants the most rows
                     needed = needed[np.argsort(255 - marks[needed], kind="stable")]
                     marks[needed] = 0
                     held.append(self._residency.hold(file.number, needed, min_age))
@@ -129,7 +129,7 @@ class RowAssembler:
         return Addressed(Pins(tuple(files), tuple(held)), count, tuple(missing))
 
     def drop(self, pins: Pins) -> None:
-        """Let the pool have the batch's blocks again."""
+        """Unpin the batch's blocks."""
         for file in pins.files:
             self._residency.drop_file(file)
         for held in pins.held:
@@ -138,8 +138,8 @@ class RowAssembler:
     def _order(self, work: Workspace, num: int) -> int:
         """Put the nodes that miss a row in store order, into `work.order`; returns their number.
 
-        The key is the store id divided by the finest rows_per_block: parts of the order want other
-        blocks of every array.
+        The key is the store id divided by the finest rows_per_block: different parts of the order
+        want different blocks of every array.
         """
         keys = work.blocks[:num]
         keys[:] = -1
@@ -187,7 +187,7 @@ class RowAssembler:
         return copied
 
     def _parts(self, work: Workspace, low: int, high: int) -> Iterator[NDArray[np.uint32]]:
-        """The entries order[low:high] in parts, which end between two blocks if these are small."""
+        """The entries order[low:high] in parts, which end between blocks if these are small."""
         while low < high:
             block = int(np.searchsorted(work.block_starts, low + _PART_ROWS, "right")) - 1
             stop = int(work.block_starts[block])
@@ -198,7 +198,7 @@ class RowAssembler:
     def _missing(
         self, work: Workspace, served: tuple[int, RowFile], entries: NDArray[np.uint32]
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Which of the entries miss their row in an array, by its row, and these rows."""
+        """The entries that miss their row in an array, sorted by row, and these rows."""
         a, file = served
         entries = entries[work.addresses[a][entries] == ABSENT]
         rows = work.items[entries].astype(np.int64) - file.view.first
@@ -226,14 +226,14 @@ class RowAssembler:
                 self._slot_bytes,
             )  # fmt: skip
 
-        # of blocks that another server has only rows that are wanted cross the network
+        # of blocks that another server has, only wanted rows cross the network
         wanted = None if stored.holes is None else distinct(rows)
         return self._reader.stream(number, runs, passing, copy, rows=wanted)
 
     def group_arrays(
         self, work: Workspace, num: int, positions: NDArray[np.uint32] | None
     ) -> list[tuple[str, NDArray[Any] | Written]]:
-        """Blob arrays of a group: all nodes in order where `positions` is None."""
+        """Blob arrays of a group: of all nodes in order if `positions` is None."""
         if positions is None:
             return [
                 (f"address:{rows.name}", work.addresses[a][:num])

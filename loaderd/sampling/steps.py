@@ -1,4 +1,4 @@
-"""Steps that several threads do, each by whoever is free."""
+"""Steps that several threads share, each done by a thread that is free."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -35,33 +35,33 @@ class Steps:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Nothing more is taken; returns once what was taken is done."""
+        """Let no more steps be taken; returns once those that were taken are done."""
         with self._changed:
             self._stop = self._next
             self._changed.wait_for(lambda: not self._running)
 
     def leave(self) -> None:
-        """One of those who are counted as `active` does nothing more."""
+        """One of the `active` participants does nothing more."""
         with self._changed:
             self.active -= 1
             self._changed.notify_all()
 
     def wait_all(self) -> None:
-        """Until all who are active have left.  Raises the first error met."""
+        """Wait until all active participants have left.  Raises the first error met."""
         with self._changed:
             self._changed.wait_for(lambda: self.active == 0)
             if self.error is not None:
                 raise self.error
 
     def wait(self, step: int) -> None:
-        """Until a step that was taken is done.  Raises the first error met."""
+        """Wait until a step that was taken is done.  Raises the first error met."""
         with self._changed:
             self._changed.wait_for(lambda: self.error is not None or step not in self._running)
             if self.error is not None:
                 raise self.error
 
     def do_next(self, do: Callable[[int], object]) -> bool:
-        """Take a step and do it; False: there was none.  An error is that of all steps."""
+        """Take a step and do it; False: there was none.  An error becomes that of all steps."""
         if (step := self.take()) is None:
             return False
         try:
@@ -78,16 +78,16 @@ class Steps:
 
 
 class Helpers(Protocol):
-    """Who may help a thread with its steps."""
+    """Threads that may help another one with its steps."""
 
     @property
     def idle(self) -> int:
-        """How many have nothing else to do now."""
+        """Number of threads that have nothing else to do now."""
 
     def share(self, count: int, do: Callable[[int], object], then: Callable[[int], object]) -> None:
-        """do(0), do(1), ... by the caller and who is idle; then(i), in order, by the caller.
+        """Run do(0), do(1), ... on the caller and idle threads; then(i), in order, on the caller.
 
-        Raises the first error met, once none of the steps is being done any more.
+        Raises the first error met, once no step is running any more.
         """
 
 

@@ -1,4 +1,4 @@
-"""Structure of a batch: from its roots hop by hop, whatever draws the neighbors of a hop."""
+"""Structure of a batch: sampled hop by hop from its roots, with any way to draw neighbors."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -39,20 +39,20 @@ class Structure(NamedTuple):
 
 
 class StructureArrays(NamedTuple):
-    """What belongs to a batch's structure, wherever it stands and however it is kept there."""
+    """The arrays of a batch's structure, wherever and however they are kept."""
 
-    nodes: tuple[NDArray[Any], ...]  # id_dtype: store ids, seeds first; pieces that follow
+    nodes: tuple[NDArray[Any], ...]  # id_dtype: store ids, seeds first; in pieces
     counts: Written  # uint32: edges of each frontier node, hop by hop and relation by relation
     local: Written  # uint32: local source of each edge
-    edge_ids: Written  # of each edge, if asked for; or its record, as `flat` gives it
+    edge_ids: Written  # ids or records of edges, if asked for, as `flat` gives them
     places: Written  # int64: places of the seeds among the session's
     ends: Written  # uint32: local ends of seed edges and negatives
-    trees: Written  # uint32: of each node, where edges are sampled up to a time
+    trees: Written  # uint32: of each node, if edges are sampled up to a time
     times: Written  # int64: of the seeds, likewise
 
 
 def structure_arrays(work: Workspace, structure: Structure) -> StructureArrays:
-    """Those that stand in a workspace after sampling."""
+    """The structure arrays in a workspace after sampling."""
     return StructureArrays(
         (work.n_id[: structure.num_nodes],),
         joined([work.counts[: structure.num_counts]]),
@@ -66,21 +66,21 @@ def structure_arrays(work: Workspace, structure: Structure) -> StructureArrays:
 
 
 Drawn = Callable[..., object]  # called with the ends of a range of a frontier
-Draw = Callable[[Column, Workspace, Drawn], None]  # of a frontier
+Draw = Callable[[Column, Workspace, Drawn], None]  # draws for a frontier
 
 
 def nothing(*_: int) -> None:
-    """What is drawn is looked at later."""
+    """A `Drawn` that does nothing: draws are looked at later."""
 
 
-# gives the blocks of a relation that are marked in a mask, in groups, each held in turn
+# (relation, mask): gives the marked blocks in groups, each held in turn
 HeldBlocks = Callable[[int, NDArray[np.uint8]], Iterator[NDArray[np.int64]]]
 
 
 def sample_hops(draw: Draw, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:
     """Fill the workspace with a batch's structure, hop by hop.
 
-    draw   puts the picks of a column into `work.draws` at `work.starts`, and counts them; tells of
+    draw   puts the picks of a column into `work.draws` at `work.starts`, and counts them; reports
            one range of the column after the other, in order
 
     Raises WorkspaceFull, and what `draw` raises.
@@ -139,12 +139,12 @@ class _Numbers:
         trees: NDArray[np.uint32],
         edge: int,
     ) -> None:
-        """`edge`: the first one's place among those of the batch."""
+        """`edge`: place of the first edge among those of the batch."""
         self._numbers, self._work, self._counts, self._trees = numbers, work, counts, trees
-        self.edge = edge  # behind the last one
+        self.edge = edge  # after the last one
 
     def __call__(self, low: int, high: int) -> None:
-        """Of the nodes [low, high) of the frontier.  Raises WorkspaceFull."""
+        """Number the draws of nodes [low, high) of the frontier.  Raises WorkspaceFull."""
         work, counts, starts = self._work, self._counts[low:high], self._work.starts[low:high]
         if work.record.size:
             compact_records(work.record_draws, starts, counts, counts.size, work.records, self.edge)
@@ -152,7 +152,7 @@ class _Numbers:
 
 
 def place_roots(roots: Roots, work: Workspace) -> None:
-    """Where a batch begins, into its workspace.  Raises WorkspaceFull."""
+    """Copy the roots of a batch into its workspace.  Raises WorkspaceFull."""
     if roots.nodes.size > work.n_id.size:
         raise WorkspaceFull
     work.n_id[: roots.nodes.size] = roots.nodes
@@ -173,7 +173,7 @@ def make_column(
     trees: NDArray[np.uint32],
     forest: Forest | None,
 ) -> Column:
-    """One hop of a batch over one relation; `trees` of its nodes count where there is a forest."""
+    """One hop of a batch over one relation; `trees` of its nodes count if there is a forest."""
     resolved, kind = plan.resolved, UNIFORM
     fanout = resolved.fanouts[hop][relation]
     if forest is not None:

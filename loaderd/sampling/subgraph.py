@@ -1,4 +1,4 @@
-"""Structure of a subgraph: what a sampler asks of the graph; edges among the nodes it chooses."""
+"""Structure of a subgraph: a sampler's queries to the graph, and edges among its nodes."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from loaderd.sampling.renumbering import Renumbering
 from loaderd.sampling.structure import NO_FOREST, NO_TREES, Structure, place_roots
 from loaderd.sampling.topology import Topology
 
-SAMPLED = 0  # the relation that subgraphs are of
+SAMPLED = 0  # the relation that subgraphs are sampled from
 
 
 class SampledGraph:
@@ -53,14 +53,14 @@ class SampledGraph:
 
     def walk(self, nodes: NDArray[np.int64], key: int) -> NDArray[np.int64]:
         distinct, inverse, counts = np.unique(nodes, return_inverse=True, return_counts=True)
-        # how many of its kind come before each node: that draw of the node's is taken
+        # nth: how many equal nodes come before each one, which takes that draw of the node
         order, nth = np.argsort(inverse, kind="stable"), np.empty(nodes.size, np.int64)
         nth[order] = np.arange(nodes.size) - np.repeat(np.cumsum(counts) - counts, counts)
         reached, rounds, place = nodes.copy(), nth // WALKERS, np.empty(distinct.size, np.int64)
         for r in range(int(rounds.max(initial=-1)) + 1):
             left = np.minimum(counts - r * WALKERS, WALKERS)
             fanouts = 1 << np.ceil(np.log2(np.maximum(left, 1))).astype(np.int64)
-            # nodes that come often are drawn for by themselves, not all nodes as often
+            # draw for frequent nodes apart, or all nodes would have as many draws
             for fanout in np.unique(fanouts[left > 0]).tolist():
                 own = np.flatnonzero((fanouts == fanout) & (left > 0))
                 found, sources = self._drawn(distinct[own], fanout, key ^ r, True)
@@ -93,7 +93,7 @@ class SampledGraph:
         return np.concatenate([none, *counts]), np.concatenate([none, *found])
 
     def _cuts(self, nodes: NDArray[np.int64], fanout: int) -> list[tuple[int, int]]:
-        """Ranges of nodes whose draws have room together; of one node alone they may have none."""
+        """Ranges of nodes whose draws have room together; those of one node may have too little."""
         room, most = self._work.draws.size, self._work.starts.size - 1
         each = np.full(nodes.size, fanout) if fanout >= 0 else self.degrees(nodes)
         ends, cuts, low = np.cumsum(each), [], 0
@@ -110,12 +110,12 @@ class SeedTable:
     """The seeds of a session, by store id."""
 
     def __init__(self, seeds: NDArray[Any], order: NDArray[np.int64]) -> None:
-        """`order`: int64 (num_seeds,), out: their places by store id."""
+        """`order`: int64 (num_seeds,), out: places of the seeds by store id."""
         order[:] = np.argsort(seeds, kind="stable")
         self._seeds, self._order = seeds, order
 
     def among(self, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Places of the seeds that are among some nodes, ascending: the first of each node."""
+        """Places of the seeds that are among some ascending nodes: of each node the first."""
         at = np.searchsorted(self._seeds, nodes, sorter=self._order)
         places = self._order[np.minimum(at, self._order.size - 1)]
         found: NDArray[np.int64] = places[self._seeds[places] == nodes]
@@ -133,7 +133,7 @@ def sample_subgraph(
 ) -> Structure:
     """Fill the workspace with the structure of a subgraph: roots first, others ascending.
 
-    chosen   what the sampler chose; None: it is asked, hop by hop if it is layered
+    chosen   what the sampler chose; None: it chooses now, hop by hop if it is layered
 
     Raises WorkspaceFull: more edges than there is memory for; CorruptBlock, OSError.
     """
@@ -179,9 +179,9 @@ def sample_subgraph(
 def _enter(
     numbers: Renumbering, chosen: Chosen, edge: int, ids: np.dtype[Any], num_roots: int
 ) -> None:
-    """Number the nodes that were chosen behind those that are there.
+    """Number the nodes that were chosen, after those that are there.
 
-    They pass as if they were sources of edges, whose local ids are written over afterwards.
+    They are passed as sources of edges, whose local ids are overwritten afterwards.
     """
     if not chosen.trees.size:
         nodes = np.unique(chosen.nodes).astype(ids)

@@ -1,4 +1,4 @@
-"""Neighbors of a frontier, drawn from graph blocks that are held in turn."""
+"""Draws neighbors of a frontier from graph blocks that are held in turn."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
@@ -44,11 +44,11 @@ from loaderd.sampling.structure import (
 )
 
 NO_ITEMS = np.empty(0, np.int64)
-_PIECE, _PIECES = 4096, 16  # nodes of a frontier's piece, at least; pieces, at most
+_PIECE, _PIECES = 4096, 16  # fewest nodes in a frontier's piece; most pieces
 
 
 class RelationIndex(NamedTuple):
-    """What stays in memory of one relation."""
+    """The tables of one relation that stay in memory."""
 
     first: int  # store id of the first node of the dst type
     num_nodes: int
@@ -68,10 +68,10 @@ class RelationIndex(NamedTuple):
 
 
 class MultiBlockDraws(NamedTuple):
-    """Columns over several blocks that were found in a frontier."""
+    """Columns of a frontier that span several blocks."""
 
     column: Column
-    blocks: NDArray[np.int32]  # that the frontier's columns start in
+    blocks: NDArray[np.int32]  # in which the frontier's columns start
     draws: Draws
     multi_block: MultiBlockColumns
 
@@ -88,7 +88,7 @@ class Topology:
     ) -> None:
         manifest = store.manifest
         self.residency, self._data, self._slot_bytes = residency, data, slot_bytes
-        self.helpers: Helpers = NoHelpers()  # who may share the work of a frontier
+        self.helpers: Helpers = NoHelpers()  # threads that may share the work of a frontier
         self._inner = NO_ITEMS  # ranges of nodes that have columns; none: all have
         self.id_dtype = np.dtype(manifest.id_dtype)
         firsts = first_items(manifest)
@@ -98,7 +98,7 @@ class Topology:
         ]
 
     def within(self, inner: NDArray[np.int64]) -> "Topology":
-        """The same graph, of which only the nodes of some ranges have columns.
+        """The same graph, in which only the nodes of some ranges have columns.
 
         inner   int64 (2 n,) ascending store ids: first and stop of each range
         """
@@ -109,7 +109,7 @@ class Topology:
     def load(self) -> None:
         """Bring all graph blocks into memory, as far as they have room: one pass in order.
 
-        Where the whole graph stays, columns are found without a look at what is present.
+        If the whole graph stays, columns are found without checking which blocks are present.
         """
         for r in range(len(self.relations)):
             self.residency.load(r)
@@ -139,9 +139,9 @@ class Topology:
         )
 
     def sample(self, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:
-        """Fill the workspace with the structure of the batch that begins there.
+        """Fill the workspace with the structure of the batch that begins at these roots.
 
-        Raises WorkspaceFull: what was found is more than a small workspace holds; BatchFailed:
+        Raises WorkspaceFull: the batch is larger than a small workspace holds; BatchFailed:
         fanout -1 finds more than there are edges; CorruptBlock, OSError.
         """
         return sample_hops(self.draw, plan, unit, work, roots)
@@ -157,7 +157,7 @@ class Topology:
         """(sources, targets, times) of edges by their place in the order of the blocks: store ids.
 
         first_edge  (num_blocks + 1,)  edges before each block
-        index       places; they become edge ids, where there are any
+        index       places; they become edge ids, if there are any
         timed       whether times are wanted
         held        gives the blocks marked in a mask, in groups, each held in turn; None: a
                     worker's share at a time
@@ -179,7 +179,7 @@ class Topology:
         return src, dst, times
 
     def _held_whole(self, relation: int, marks: NDArray[np.uint8]) -> Iterator[NDArray[np.int64]]:
-        """Blocks marked in a mask, in groups held in turn; one where the relation is in memory."""
+        """Blocks marked in a mask, in groups held in turn; in one if the relation is in memory."""
         if not self.residency.hold_file(relation):
             yield from self._held(relation, np.flatnonzero(marks))
             return
@@ -207,7 +207,7 @@ class Topology:
         records: NDArray[np.uint32],
         record: EdgeRecord,
     ) -> Draws:
-        """Where a frontier's picks go; `records` of size 0: nothing comes with the edges."""
+        """Destination of a frontier's picks; `records` of size 0: nothing comes with the edges."""
         items = self.relations[column.relation].first_item if record.items else NO_ITEMS
         return Draws(starts, sources, edge_starts, records, record, items)
 
@@ -216,11 +216,11 @@ class Topology:
         found: Sequence[MultiBlockDraws],
         held: Callable[[NDArray[np.uint8]], Iterator[NDArray[np.int64]]],
     ) -> None:
-        """Draws of columns of one relation over several blocks: all that were found in a hop.
+        """Draw from columns of one relation over several blocks: all that were found in a hop.
 
         held    gives the blocks marked in a mask, uint8 (num_blocks,), in groups, each held in turn
 
-        Only blocks that are picked from are read; of a ranked draw, all of the columns before.
+        Only blocks that are picked from are read; a ranked draw first reads all of the columns.
         """
         found = [f for f in found if f.multi_block.entries.size]
         if not found:
@@ -261,16 +261,16 @@ class Topology:
         return marks
 
     def _only(self, relation: int, blocks: NDArray[np.int64]) -> BlockView:
-        """A view of these blocks alone: others may be there, and leave at any time."""
+        """A view of these blocks alone: others may be present, but leave at any time."""
         view = self.relations[relation].view
         slots = np.full(view.slots.size, -1, np.int32)
         slots[blocks] = view.slots[blocks]
         return view._replace(slots=slots)
 
     def draw(self, column: Column, work: Workspace, then: Drawn = nothing) -> None:
-        """Draws of one frontier over one relation, into `work.draws` at `work.starts`.
+        """Draw for one frontier over one relation, into `work.draws` at `work.starts`.
 
-        then    told, in order, of the ranges of the frontier that are drawn
+        then    called, in order, with the ranges of the frontier that are drawn
         """
         num = column.nodes.size
         if num == 0:
@@ -297,7 +297,7 @@ class Topology:
     def _draw_shared(
         self, column: Column, index: RelationIndex, work: Workspace, then: Drawn
     ) -> None:
-        """Of a relation in memory, in pieces: workers that are idle draw some of them."""
+        """Draw from a relation in memory, in pieces: idle workers draw some of them."""
         num, idle = column.nodes.size, self.helpers.idle
         size = max(_PIECE, -(-num // _PIECES)) if idle else num
         pieces = [(low, min(low + size, num)) for low in range(0, num, size)]
@@ -330,7 +330,7 @@ class Topology:
         piece: tuple[int, int],
         groups: Iterable[tuple[NDArray[np.uint32], int, int]],
     ) -> None:
-        """Draws of a range of the frontier, its entries in groups whose head blocks are held."""
+        """Draw for a range of the frontier, its entries in groups whose head blocks are held."""
         own, n = slice(*piece), 0
         multi_block = MultiBlockColumns(work.multi_block[own], work.multi_block_degrees[own])
         draws = self.draws(
@@ -347,7 +347,7 @@ class Topology:
         )
 
     def count_edges(self, column: Column, work: Workspace) -> None:
-        """Degrees of a frontier, into its counts."""
+        """Write the degrees of a frontier into its counts."""
         index = self.relations[column.relation]
         column.counts[:] = 0
         if column.nodes.size and index.num_blocks:
@@ -359,9 +359,9 @@ class Topology:
             column_degrees(index.view, column, work.blocks, order, low, high)
 
     def keep(self, column: Column, work: Workspace, trees: NDArray[np.uint32] | None) -> None:
-        """All edges of a frontier from nodes of `work.table`, into `work.draws` at `work.starts`.
+        """Keep the edges of a frontier from nodes of `work.table`: `work.draws` at `work.starts`.
 
-        trees   of the frontier's nodes, where a node is another one in each tree
+        trees   of the frontier's nodes, if a node is a different one in each tree
 
         Raises WorkspaceFull: there are more than `work.draws` has room for.
         """
@@ -401,11 +401,11 @@ class Topology:
                 raise WorkspaceFull
 
     def _has_stride(self, column: Column, work: Workspace) -> bool:
-        """Whether all columns can have `fanout` draws; else their degrees are looked at first."""
+        """Whether all columns can have `fanout` draws; else their degrees are needed first."""
         return 0 <= column.nodes.size * column.rule.fanout <= work.draws.size
 
     def _place(self, column: Column, work: Workspace) -> None:
-        """Room for every column in `draws`; without a stride, by the degrees in its counts."""
+        """Assign room in `draws` to each column; without a stride, by the degrees in its counts."""
         num, rule = column.nodes.size, column.rule
         if self._has_stride(column, work):
             stride_starts(num, rule.fanout, work.starts)
@@ -431,7 +431,7 @@ class Topology:
             return
         starts = work.block_starts[: index.num_blocks + 1]
         placed = order_by_block(work.blocks, num, starts, work.order)
-        if placed < num:  # nodes of other types find nothing here
+        if placed < num:  # nodes of other types have no edges here
             column.counts[work.blocks[:num] < 0] = 0
         needed = np.flatnonzero(np.diff(starts)).astype(np.int64)
         for blocks in self._held(column.relation, needed):

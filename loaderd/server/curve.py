@@ -1,4 +1,4 @@
-"""Over tcp: keys (CURVE), connections to daemons, and who may come in (ZAP, by pyzmq's part)."""
+"""CURVE keys over tcp, connections to daemons, and which clients are let in (ZAP, by pyzmq)."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ def server_options(pair: KeyPair) -> list[tuple[int, int | bytes]]:
 
 
 def client_options(address: TcpAddress) -> list[tuple[int, int | bytes]]:
-    """Socket options of a client: with keys where the daemon's is known.
+    """Socket options of a client, with keys if the daemon's key is known.
 
     Raises Refused: it is not, and the address is not loopback; or this side has no keys.
     """
@@ -61,7 +61,7 @@ def client_options(address: TcpAddress) -> list[tuple[int, int | bytes]]:
 
 
 def watched(dealer: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
-    """A socket on which the end of a DEALER's connection is told; ask before it connects."""
+    """A socket that reports the end of a DEALER's connection; call it before that connects."""
     monitor: zmq.Socket[bytes] = dealer.get_monitor_socket(_ENDS)
     return monitor
 
@@ -122,7 +122,7 @@ class TcpConnection:
 
 
 class KeyAuthenticator(AsyncioAuthenticator):
-    """Lets in clients whose keys are authorized; a ROUTER with CURVE speaks to nobody without."""
+    """Lets in clients whose keys are authorized; without keys, a CURVE ROUTER speaks to nobody."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", authorized: Authorized) -> None:
         """`start` it inside the loop, before the ROUTER of this context is bound."""
@@ -141,7 +141,7 @@ class KeyAuthenticator(AsyncioAuthenticator):
         await super().handle_zap_message(msg)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether the client of this public key may come in; a log entry, if it may not."""
+        """Whether the client of this public key may come in; logs it if it may not."""
         del domain  # there is one
         if self._authorized.name_of(key.decode()) is not None:
             return True

@@ -53,13 +53,13 @@ from loaderd.streams.service import StreamService
 log = logging.getLogger(__name__)
 COUNTED = ("sessions_attached", "sessions_refused", "sessions_failed", "requests_refused")
 REFUSALS_LOGGED = 20  # a second: clients must not fill the disk
-ANSWER_S = 5.0  # for the loop, to a thread that asks
+ANSWER_S = 5.0  # for the loop to answer another thread
 DRAIN_S = 5.0  # for workers to finish what they have in hand
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Whom a daemon serves, and how much of it each of them gets."""
+    """Whom a daemon serves, and how much each user gets."""
 
     gid: int | None = None  # of a group whose members may attach, too
     limits: UserLimits = field(default_factory=UserLimits)
@@ -75,7 +75,7 @@ class Daemon:
     def __init__(
         self, engine: StreamService, endpoint: Endpoint, access: Access | None = None
     ) -> None:
-        """Opens all sockets, the arena's last.  Call it inside the loop, the endpoint claimed.
+        """Opens all sockets, the arena's last.  Claim the endpoint first; call it inside the loop.
 
         access   None: this user alone, on this host
         """
@@ -132,7 +132,7 @@ class Daemon:
         return idle.is_set()
 
     def reload(self) -> None:
-        """Have the stores opened again, where sessions are opened; the log says what came of it."""
+        """Reopen the stores, in the thread that opens sessions; the log says what came of it."""
         self._opener.submit(self._reload)
 
     def _reload(self) -> None:
@@ -144,7 +144,7 @@ class Daemon:
         tell(log, logging.INFO, "stores reloaded", changes="; ".join(changes) or "none")
 
     def status(self) -> StatusReply:
-        """As it is now, for any other thread.  Raises TimeoutError, RuntimeError: it has ended."""
+        """The status, for any other thread.  Raises TimeoutError, RuntimeError: it has ended."""
 
         async def ask() -> StatusReply:
             return self._status(0)
@@ -155,7 +155,7 @@ class Daemon:
             raise RuntimeError("the daemon has ended") from error
 
     def _drain_engine(self, idle: asyncio.Event) -> None:
-        """In a thread of its own, which nobody joins: a worker may hang in a read."""
+        """Drain in a thread of its own, which nobody joins: a worker may hang in a read."""
         self._engine.drain()
         with contextlib.suppress(RuntimeError, CancelledError):  # too late: the daemon has ended
             self._opener.settle()
@@ -164,7 +164,7 @@ class Daemon:
     # -- from the engine --------------------------------------------------------------------------
 
     def _deliver(self, session: int, message: Out) -> None:
-        """From a worker thread: on to the client, by way of the loop."""
+        """Pass a message from a worker thread to its client, by way of the loop."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
             self._loop.call_soon_threadsafe(self._push, session, message)
 
@@ -176,7 +176,7 @@ class Daemon:
         if peer is None:
             return
         if not self._clients(peer.caller).push(session, peer.caller, message):
-            self.detach(session)  # its socket is gone, or takes nothing: so are its leases
+            self.detach(session)  # its socket is gone, or takes nothing: its leases end
 
     # -- from clients -----------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class Daemon:
         return self._clients(caller).send(caller, message)
 
     def receive(self, caller: Caller, frames: Sequence[Frame]) -> None:
-        """One message; an error becomes the answer to it."""
+        """Handle one message; an error becomes the answer to it."""
         message: ClientMessage | None = None
         try:
             if not frames:
@@ -265,7 +265,7 @@ class Daemon:
         self.send(caller, refusal(error, message))
 
     def opened(self, peer: Peer, request: Attach, attached: Attached) -> None:
-        """A session is open: its client is told, if it is still there."""
+        """Tell a client that its session is open, if it is still there."""
         self._counts["sessions_attached"] += 1
         resolved, owner = attached.resolved, self._registry.owner(attached.session)
         tell(

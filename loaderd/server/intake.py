@@ -1,7 +1,7 @@
-"""The numbers of one request on their way from a client to the arena: asked for piece by piece.
+"""Receive the numbers of one request into the arena, by asking the client for piece after piece.
 
-A request announces how many there are.  They are asked for when a run of slots is there for them, a
-few pieces at a time, so that no client can make the daemon hold more than these on the way.
+A request announces how many there are.  They are asked for when it has a run of slots for them, a
+few pieces at a time, so that no client can make the daemon hold more than these in transit.
 
 One request at a time has such a run.  While others wait for it, a client that sends nothing is
 refused after `WAITED_S`.
@@ -22,8 +22,8 @@ PIECE = 1 << 14  # numbers of a piece: 128 KiB
 AHEAD = 4  # pieces that are asked for and have not come
 PIECE_S = 10.0  # for the next piece
 WAITED_S = 3.0  # likewise, while others wait
-LOOK_S = 0.5  # between two looks whether others wait
-LEAST_RATE = 1 << 20  # numbers a second, of all of them: others wait for the room
+LOOK_S = 0.5  # between two checks whether others wait
+LEAST_RATE = 1 << 20  # numbers a second, over all of them: others wait for the room
 
 
 class Intake:
@@ -38,7 +38,7 @@ class Intake:
         self._changed = asyncio.Event()
 
     def wanted(self) -> list[IdsWanted]:
-        """What is to be asked for now."""
+        """The pieces to ask for now."""
         found = []
         while self._asked < min(self._numbers.size, self._come + AHEAD * PIECE):
             count = min(PIECE, self._numbers.size - self._asked)
@@ -47,7 +47,7 @@ class Intake:
         return found
 
     def take(self, message: Ids) -> None:
-        """A piece has come.  Raises BadMessage: it is not the next one that was asked for."""
+        """Store a piece.  Raises BadMessage: it is not the next one that was asked for."""
         if self._failure is not None:
             return  # the request has ended, and its error is sent once
         count = len(message.numbers) // 8

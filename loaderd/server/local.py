@@ -80,20 +80,20 @@ class LocalClients:
         return self.send(caller, message)
 
     def begin(self, start: Start) -> None:
-        """Nothing is on its way."""
+        """Do nothing: nothing is in flight."""
 
     def release(self, release: Release) -> None:
         self._engine.release(release)
 
     def close_session(self, session: int) -> None:
-        """Nothing is held beside what the engine holds."""
+        """Do nothing: nothing is held besides what the engine holds."""
 
     def held_bytes(self, session: int) -> int:
-        del session  # none holds anything beside what the engine holds
+        del session  # none holds anything besides what the engine holds
         return 0
 
     def hang_up(self, token: int) -> None:
-        """End a connection; does nothing where it has ended."""
+        """End a connection; does nothing if it has ended."""
         connection = self._open.pop(token, None)
         self._owners.pop(token, None)
         if connection is not None:

@@ -1,4 +1,4 @@
-"""Sessions that are being opened: one after the other, within what their user may take."""
+"""Open sessions one after the other, within the limits of their users."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ class _Opening(NamedTuple):
 
 
 class SessionOpener:
-    """All methods belong to the event loop's thread; what reads from disk has a thread here."""
+    """All methods belong to the event loop's thread; another thread here reads from disk."""
 
     def __init__(
         self, engine: StreamService, limits: UserLimits, registry: Registry, daemon: DaemonCallbacks
@@ -51,7 +51,7 @@ class SessionOpener:
         self._attaching = asyncio.Lock()
         self._borrowing = asyncio.Lock()  # of room for the numbers of a request
         self._borrowers = 0  # requests that have this room, or wait for it
-        self._intake: Intake | None = None  # of whom numbers are on their way
+        self._intake: Intake | None = None  # of the request whose numbers are coming in
 
     def attach(self, peer: Peer, request: Attach, clients: Clients) -> None:
         """Open a session, soon.  Raises Refused: it can never be served."""
@@ -70,7 +70,7 @@ class SessionOpener:
         task.add_done_callback(self._tasks.discard)
 
     def take(self, caller: Caller, message: Ids) -> None:
-        """Numbers of a request; others may be late: of a request that was refused."""
+        """Take numbers of a request; ignore late ones, of a request that was refused."""
         intake = self._intake
         if intake is not None and (intake.peer.caller, intake.request) == (caller, message.request):
             intake.take(message)
@@ -80,7 +80,7 @@ class SessionOpener:
             self._intake.fail(Refused("ids: the client is gone"))
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Do work in the thread that opens sessions, in its turn."""
+        """Do work in the thread that opens sessions, when its turn comes."""
         self._thread.submit(work)
 
     def entries(self) -> list[LedgerEntry]:
@@ -88,7 +88,7 @@ class SessionOpener:
         return [] if self._intake is None else [self._intake.entry()]
 
     def settle(self) -> None:
-        """Wait until what the thread was given is done: it reads by what is closed next."""
+        """Wait until the thread has done its work, which reads through what is closed next."""
         self._thread.submit(lambda: None).result()
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class SessionOpener:
         self._daemon.opened(peer, request, attached)
 
     async def _open_with_numbers(self, opening: _Opening) -> Attached | None:
-        """Have the numbers of a request sent to the arena, and attach.  One after the other."""
+        """Have the numbers of a request sent to the arena, and attach.  One request at a time."""
         peer, request = opening.peer, opening.request
         self._borrowers += 1
         try:
@@ -136,7 +136,7 @@ class SessionOpener:
             self._borrowers -= 1
 
     async def _open_one(self, opening: _Opening, area: RequestArea | None) -> Attached | None:
-        """Attach in the thread.  One after the other: what a user has left is known then."""
+        """Attach in the thread.  One at a time, so that what a user has left is known."""
         peer, request, owner, clients = opening
         async with self._attaching:
             if not opening.is_wanted:
@@ -174,7 +174,7 @@ class SessionOpener:
     # -- in the thread ----------------------------------------------------------------------------
 
     def _limited(self, room: UserShare) -> contextlib.AbstractContextManager[None]:
-        """Inside, this thread takes no more than a user may."""
+        """In this context the thread takes no more than a user may."""
         if self._limits.share >= 1:
             return contextlib.nullcontext()
         return self._engine.at_most(room.num_bytes)
@@ -186,7 +186,7 @@ class SessionOpener:
     def _attach(
         self, request: Attach, ids: NDArray[np.int64] | None, room: UserShare, remote: bool
     ) -> tuple[Attached, Frames | None]:
-        """What a session needs of the engine; `remote`: and buffers for other machines."""
+        """Attach to the engine; if `remote`, also take buffers to send to another machine."""
         with self._limited(room):
             frames = Frames(self._engine) if remote else None
             try:

@@ -1,4 +1,4 @@
-"""Whose sessions are whose: users of this machine by their credentials, and their limits."""
+"""Owners of sessions: users of this machine by their credentials, and their limits."""
 
 import grp
 import os
@@ -15,11 +15,11 @@ from loaderd.api.errors import Refused
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _SO_PEERGROUPS = 59  # Linux 4.13; Python does not name it
 _GROUPS_BYTES = 1024  # of 256 groups: the most that Python asks the kernel for
-LOOPBACK = "loopback"  # owner of what comes over tcp without keys
+LOOPBACK = "loopback"  # owner of sessions over tcp without keys
 
 
 class Credentials(NamedTuple):
-    """Of the process that connected, at that moment."""
+    """Credentials of a process at the moment when it connected."""
 
     pid: int
     uid: int
@@ -27,7 +27,7 @@ class Credentials(NamedTuple):
 
 
 def peer_credentials(connection: socket.socket) -> Credentials:
-    """Of the other end of a Unix socket, as the kernel says."""
+    """Credentials of the other end of a Unix socket, from the kernel."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
     try:
@@ -58,7 +58,7 @@ def group_id(name: str) -> int:
 
 
 def admit(peer: Credentials, gid: int | None) -> str:
-    """The name of who comes in at the door: this user, root, or one of a group.
+    """The name of the user that connects: this user, root, or a member of a group.
 
     Raises Refused: somebody else.
     """
@@ -72,7 +72,7 @@ def admit(peer: Credentials, gid: int | None) -> str:
 
 
 def share_file(path: Path, gid: int | None) -> None:
-    """Open a socket that only its user can reach to a group."""
+    """Let a group use a socket that only its user could reach."""
     if gid is not None:
         os.chown(path, -1, gid)
         path.chmod(0o660)
@@ -104,7 +104,7 @@ class UserLimits:
 
 
 class UserShare(NamedTuple):
-    """What one session of a user has of these, or what the user may still take."""
+    """How much of these one session of a user has, or the user may still take."""
 
     window: int
     num_bytes: int
@@ -113,7 +113,7 @@ class UserShare(NamedTuple):
 def room_left(
     limits: UserLimits, arena_bytes: int, owner: str, held: Iterable[UserShare]
 ) -> UserShare:
-    """What is left for one more session.  Raises Refused: nothing, naming the limit."""
+    """What is left for one more session.  Raises Refused, with the limit: nothing is left."""
     all_held = list(held)
     if len(all_held) >= limits.sessions:
         raise Refused(

@@ -1,6 +1,6 @@
 """Rows of this daemon's part for its peers.
 
-Nothing here waits for a session: threads, buffers and readers are their own, taken at start, and
+Nothing here waits for a session: threads, buffers and readers are separate, taken at the start, and
 only rows that are on this disk are given.  So daemons cannot wait for each other in a cycle.
 """
 
@@ -32,7 +32,7 @@ from loaderd.api.requests import MAX_ROW_BYTES, MAX_ROW_IDS, check_rows
 from loaderd.server.sender import SendBuffers
 from loaderd.streams.registry import utf8_text
 
-OUTSTANDING = 8  # requests of a peer; of more the oldest goes: whoever sent it has given it up
+OUTSTANDING = 8  # requests of a peer; one more drops the oldest: its sender has given it up
 _BUFFER_BYTES = MAX_ROW_BYTES + 2 * PAGE_BYTES  # of pages: rows of an answer, wherever they begin
 _BUFFERS_BYTES = (OUTSTANDING + 1) * _BUFFER_BYTES  # of a peer; pages pass through the last one
 PEER_BYTES = OUTSTANDING * (MAX_ROW_BYTES + 8 * MAX_ROW_IDS) + _BUFFERS_BYTES
@@ -53,7 +53,7 @@ class _Served:
     """The rows of one store's part."""
 
     def __init__(self, store: Store, memory: NDArray[np.uint8], threads: CallingThreads) -> None:
-        """`memory`: that the buffers of all peers lie in."""
+        """`memory`: holds the buffers of all peers."""
         assert store.part is not None
         self.store, self.part, self._memory = store, store.part, memory
         self.arrays = {a.path: (i, first, a)
@@ -64,7 +64,7 @@ class _Served:
     def check(self, wanted: RowsWanted) -> NDArray[np.int64]:
         """The rows that a peer wants.
 
-        Raises Refused: of another store, map or array; BadMessage: of others, or not ascending.
+        Raises Refused: of another store, map or array; BadMessage: not here, or not ascending.
         """
         part = self.part
         if wanted.digest != part.digest or wanted.array not in self.arrays:
@@ -97,10 +97,10 @@ class _Served:
     def read(
         self, request: _Request, out: NDArray[np.uint8], transit: NDArray[np.uint8]
     ) -> tuple[NDArray[np.uint8], int]:
-        """Rows of a request, one after the other, in a buffer; their crc32c.
+        """Read the rows of a request into a buffer, one after the other; also returns their crc32c.
 
-        out, transit   buffers of the peer; of rows that lie between others the pages pass through
-                       the second
+        out, transit   buffers of the peer; pages of rows that are not adjacent pass through the
+                       second
 
         Raises StoreError, OSError.
         """
@@ -114,7 +114,7 @@ class _Served:
         end = high % geometry.blocks_per_shard * geometry.slot_bytes + (last + 1) * array.row_bytes
         same = low // geometry.blocks_per_shard == high // geometry.blocks_per_shard
         if same and rows[-1] - rows[0] == rows.size - 1 and end - begin == size:
-            # they follow each other on disk, too: they are sent where they are read
+            # they follow each other on disk, too: they are sent from where they are read
             page, skip = divmod(begin, PAGE_BYTES)
             pages = -(-end // PAGE_BYTES) - page
             shard = low // geometry.blocks_per_shard
@@ -140,7 +140,7 @@ class _Served:
     def _fetch(
         self, number: int, runs: NDArray[np.int64], buffer: NDArray[np.uint8]
     ) -> NDArray[np.int64]:
-        """Runs of pages, one after the other, into a buffer; where each went, as pieces."""
+        """Read runs of pages into a buffer, one after the other; where each went, as pieces."""
         pieces = np.empty((len(runs), PLACE + 1), np.int64)
         pieces[:, :PLACE] = runs[:, :PLACE]
         pieces[:, PLACE] = (np.cumsum(runs[:, PAGES]) - runs[:, PAGES]) * PAGE_BYTES
@@ -248,7 +248,7 @@ class PeerAnswers:
         return known
 
     def _answer(self, peer: _Peer, request: _Request) -> None:
-        """In the peer's thread."""
+        """Read and send the answer to a request, in the peer's thread."""
         wanted, buffer = request.wanted, peer.buffers.take()
         try:
             rows, crc = request.served.read(request, buffer, peer.transit)
@@ -270,8 +270,8 @@ class PeerAnswers:
 
 
 def peers_bytes(stores: Sequence[Store]) -> int:
-    """Memory that peers take of --mem: of the largest part, requests and answers of each other one,
-    and who has each block."""
+    """Memory that peers take of --mem: requests and answers of each other server, by the largest
+    part, and the server of each block."""
     parts = [store.part for store in stores if store.part is not None]
     blocks = [store.rows(a).geometry.num_blocks for store in stores if store.part is not None
               for _, a in split_arrays(store.manifest)]  # fmt: skip

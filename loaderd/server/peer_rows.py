@@ -1,7 +1,7 @@
-"""Rows that other servers have: asked for, one request of a connection at a time.
+"""Fetch rows from other servers, with one request at a time on each connection.
 
-A peer keeps no state of a request, so one that is not answered is asked again, of the next replica
-or of the same daemon after it has come back.
+A peer keeps no state of a request, so a request without an answer is sent again, to the next
+replica or to the same daemon after it has come back.
 """
 
 import threading
@@ -26,10 +26,10 @@ from loaderd.api.tcp import TcpAddress
 from loaderd.server.curve import TcpConnection
 from loaderd.server.transport import Sockets
 
-THREADS = 8  # each has one request of MAX_ROW_BYTES on its way: 8 MiB, of all peers
+THREADS = 8  # each has one request of MAX_ROW_BYTES in flight: 8 MiB, of all peers
 ANSWER_S = 5.0  # for a peer to answer; then its connection is given up
 RETRY_S = 0.2  # between two attempts
-_LOOK_S = 0.2  # between two looks whether this side ends
+_LOOK_S = 0.2  # between two checks whether this side ends
 
 
 class PeerRows(Closing):
@@ -59,7 +59,7 @@ class PeerRows(Closing):
         self._stack.close()
 
     def hurry(self) -> None:
-        """Wait for no peer any more: this side ends."""
+        """Stop waiting for peers: this side ends."""
         self._ending.set()
 
     def counters(self) -> dict[str, int]:
@@ -78,7 +78,7 @@ class PeerRows(Closing):
         return most_rows(self._arrays[path][1].row_bytes)
 
     def ask(self, server: int, path: str, rows: NDArray[np.int64], take: Take) -> None:
-        """Raises AbsentRows: the peer does not come back in time, or refuses."""
+        """Fetch rows.  Raises AbsentRows: the peer does not come back in time, or refuses."""
         first, array = self._arrays[path]
         with self._lock:
             self._numbers += 1
@@ -118,7 +118,7 @@ class PeerRows(Closing):
     # -- connections ------------------------------------------------------------------------------
 
     def _once(self, address: TcpAddress, wanted: RowsWanted, size: int, take: Take) -> None:
-        """One attempt.  Raises NoDaemon, ShuttingDown: the next one may do; other DaemonErrors."""
+        """One attempt.  Raises NoDaemon, ShuttingDown: another may succeed; other DaemonErrors."""
         with self._lock:
             idle = self._idle.setdefault(address, [])
             connection = idle.pop() if idle else None
@@ -166,9 +166,9 @@ class PeerRows(Closing):
 
 
 def peer_source(peers: PeerAddresses | None) -> Callable[[Store], PeerRows | None]:
-    """Where the readers of stores get rows that are not here: asked for each store.
+    """A function that opens, for each store, the source of its rows that are not here.
 
-    It raises Refused: a part needs peers, or a whole store none.
+    It raises Refused: a part needs peers, or a whole store needs none.
     """
 
     def open_source(store: Store) -> PeerRows | None:

@@ -21,13 +21,13 @@ _KEPT = 16 << 20  # bytes: eight messages of 1 MiB, encrypted, and the one that 
 class Signals:
     """Passes signals on to one receiver at a time; while there is none, they wait.
 
-    Unlike handlers of the event loop these stay when the loop closes, so that no moment is left in
-    which a signal would end the process with files behind it.
+    Unlike handlers of the event loop these stay when the loop closes, so that at no moment a signal
+    would end the process and leave files behind.
     """
 
     def __init__(self) -> None:
         """Takes over all three; call it in the main thread."""
-        self.hang_up: Callable[[], object] | None = None  # who gets SIGHUP; nobody: it is ignored
+        self.hang_up: Callable[[], object] | None = None  # called at SIGHUP; None: it is ignored
         self._receiver: Callable[[], object] | None = None
         self._waiting = False
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -80,7 +80,7 @@ class Signals:
 def end_when_unused(path: Path) -> None:
     """Send this process SIGTERM when no other one holds a lock on a file (`flock`).
 
-    The lock is kept then until the process has ended: who wants to use the daemon waits for that.
+    It then keeps the lock until it has ended: whoever wants to use the daemon waits for that.
     Raises OSError.
     """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -93,7 +93,7 @@ def end_when_unused(path: Path) -> None:
 
 
 def notify(*states: str) -> bool:
-    """Send states such as "READY=1" to $NOTIFY_SOCKET; False where there is none or it is gone.
+    """Send states such as "READY=1" to $NOTIFY_SOCKET; False if there is none or it is gone.
 
     Source: sd_notify(3): one datagram of lines; a leading @ stands for the abstract namespace.
     """

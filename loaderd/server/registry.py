@@ -1,4 +1,4 @@
-"""Which peer holds which session, and what the parts of the daemon ask of it."""
+"""The sessions that each peer holds, and the daemon's callbacks for its parts."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -14,11 +14,11 @@ class Caller(NamedTuple):
     """Who sent a message: an identity at one of the daemon's ROUTERs."""
 
     identity: bytes
-    remote: bool = False  # at that of other hosts
+    remote: bool = False  # at the ROUTER for other hosts
 
 
 class Peer(NamedTuple):
-    """Who attached: under the token of a connection at the door, or of a greeting over tcp."""
+    """Who attached: with the token of a connection at the door, or of a greeting over tcp."""
 
     caller: Caller
     token: int
@@ -38,7 +38,7 @@ class Registry:
         self._requests: dict[tuple[Peer, int], Attached | None] = {}  # None: being opened
 
     def begin(self, peer: Peer, request: Attach) -> Attached | None:
-        """A session is asked for; returns the earlier answer where the request is a repetition.
+        """Note a request for a session; returns the earlier answer if it is a repetition.
 
         None: open it, then call `opened` or `failed`.  Raises Refused: too many are open.
         """
@@ -68,7 +68,7 @@ class Registry:
         return None if found is None else found.peer
 
     def owner(self, session: int) -> str:
-        """Whose a session is; "": nobody's."""
+        """The owner of a session; "": the session is not open."""
         found = self._open.get(session)
         return "" if found is None else found.owner
 
@@ -80,7 +80,7 @@ class Registry:
         return peer is not None and peer.caller == caller
 
     def close(self, session: int) -> Peer:
-        """A session has ended; returns who held it."""
+        """Forget a session that has ended; returns the peer that held it."""
         peer = self._open.pop(session).peer
         for key, attached in self._requests.items():
             if attached is not None and attached.session == session:
@@ -96,10 +96,10 @@ class DaemonCallbacks(Protocol):
     """What the daemon does for its parts."""
 
     def receive(self, caller: Caller, frames: Sequence[Frame]) -> None:
-        """A message of a client that may speak."""
+        """Handle a message of a client that was let in."""
 
     def welcome(self, token: int, maps: bool = True) -> Welcome:
-        """The greeting; `maps`: whether the arena is lent.  Raises ShuttingDown."""
+        """The greeting; `maps`: whether the client maps the arena.  Raises ShuttingDown."""
 
     def client_left(self, token: int) -> None:
         """A client has left: close its sessions."""
@@ -114,7 +114,7 @@ class DaemonCallbacks(Protocol):
         """Answer a message that could not be served."""
 
     def opened(self, peer: Peer, request: Attach, attached: Attached) -> None:
-        """A session is open."""
+        """Tell a client that its session is open."""
 
     def sessions(self) -> tuple[SessionStatus, ...]:
-        """All that are open."""
+        """All open sessions."""

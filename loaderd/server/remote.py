@@ -39,9 +39,9 @@ from loaderd.server.transport import Frame, TcpRouter
 from loaderd.sessions.base import Out
 from loaderd.streams.service import StreamService
 
-CLOSE_S = 1.0  # for pieces that are on their way when the daemon ends
+CLOSE_S = 1.0  # for pieces that are in flight when the daemon ends
 MAX_CLIENTS = 1024
-CREDIT = 128 << 20  # bytes of pieces that a session may have on their way
+CREDIT = 128 << 20  # bytes of pieces that a session may have in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class _RemoteClient:
 
 
 class RemoteClients:
-    """Clients of other machines; what their sessions get is gathered by a sender each.
+    """Clients on other machines; a sender for each session gathers its batches.
 
     All methods belong to the event loop's thread.
     """
@@ -85,7 +85,7 @@ class RemoteClients:
         self._engine, self._daemon, self._credit = engine, daemon, listening.credit
         self._loop = asyncio.get_running_loop()
         self._clients: dict[int, _RemoteClient] = {}  # by token
-        self._senders: dict[int, tuple[Sender, Caller, int]] = {}  # session: with its token
+        self._senders: dict[int, tuple[Sender, Caller, int]] = {}  # by session; with its token
         self._closing: list[Sender] = []
         address = listening.address.numeric()
         pair, self._authorized = listening.pair()
@@ -124,7 +124,7 @@ class RemoteClients:
             del self._keys[caller]
 
     def handle(self, caller: Caller, message: ClientMessage) -> None:
-        """What only clients on other hosts say.  Raises Refused, SessionLost, ShuttingDown."""
+        """Handle what only other hosts send.  Raises Refused, SessionLost, ShuttingDown."""
         match message:
             case Hello():
                 key = self._keys[caller]
@@ -144,7 +144,7 @@ class RemoteClients:
                     self._senders[session][0].taken(message.run, message.num_bytes)
 
     def _token_of(self, caller: Caller, key: str, owner: str) -> int:
-        """The same for a repeated greeting.  Raises Refused: too many are there."""
+        """A client's token, the same for a repeated greeting.  Raises Refused: too many clients."""
         for token, client in self._clients.items():
             if client.caller == caller:
                 client.alive_at = time.monotonic()
@@ -156,7 +156,7 @@ class RemoteClients:
         return token
 
     def owner_of(self, peer: Peer) -> str | None:
-        """Whose token it is, if this caller owns it; None: nobody does, or another."""
+        """The owner of a token, if it is this caller's; None: nobody has it, or another client."""
         client = self._clients.get(peer.token)
         if client is None or client.key != self._keys.get(peer.caller, client.key):
             return None
@@ -166,7 +166,7 @@ class RemoteClients:
         return token in self._clients
 
     def _beat(self) -> None:
-        """Every second: who is still there?"""
+        """Every second, send heartbeats, and drop clients and sessions that are gone."""
         self._timer = self._loop.call_later(HEARTBEAT_S, self._beat)
         now = time.monotonic()
         for token, client in list(self._clients.items()):
@@ -192,14 +192,14 @@ class RemoteClients:
         self._senders[session] = sender, peer.caller, peer.token
 
     def close_session(self, session: int) -> None:
-        """Carry nothing more; before the engine takes back what it lent."""
+        """Send nothing more; call it before the engine takes back what it leased."""
         held = self._senders.pop(session, None)
         if held is not None:
             held[0].close()
             self._closing.append(held[0])
 
     def push(self, session: int, caller: Caller, message: Out) -> bool:
-        """What the engine has for a session, after what is on its way; False: the client left."""
+        """Send what the engine has for a session, in order; False: the client has left."""
         del caller  # the session's sender knows it
         held = self._senders.get(session)
         if held is not None:
@@ -207,19 +207,19 @@ class RemoteClients:
         return held is not None
 
     def begin(self, start: Start) -> None:
-        """A run begins; before the engine takes back what it lent."""
+        """Begin a run; call it before the engine takes back what it leased."""
         self._senders[start.session][0].begin(start.run)
 
     def release(self, release: Release) -> None:
-        """Senders release: a client could have them read what is written over."""
+        """Do nothing: senders release.  A client could make them read what is written over."""
 
     def entries(self) -> list[LedgerEntry]:
-        """What sessions took of the pools, beside what the engine took for them."""
+        """What sessions took of the pools, besides what the engine took for them."""
         open_senders = [sender for sender, _, _ in self._senders.values()]
         return [c.entry() for c in (*open_senders, *self._closing) if not c.ended]
 
     def held_bytes(self, session: int) -> int:
-        """Of the arena, beside what the engine holds for the session."""
+        """Bytes of the arena, besides what the engine holds for the session."""
         held = self._senders.get(session)
         return 0 if held is None else held[0].frames.num_bytes
 
@@ -229,14 +229,14 @@ class RemoteClients:
     def _answer_soon(
         self, identity: bytes, message: RowsGiven | ErrorReply, array: NDArray[np.uint8] | None
     ) -> None:
-        """From a thread that answers peers; one that has left needs no answer."""
+        """Send an answer from a peer's thread; a peer that has left needs none."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._router.send, identity, message, array)
 
     def _send_soon(
         self, session: int, message: Out | Piece, array: NDArray[np.uint8] | None
     ) -> None:
-        """From a sender's thread."""
+        """Send a message from a sender's thread, by way of the loop."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._send, session, message, array)
 

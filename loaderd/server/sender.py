@@ -43,7 +43,7 @@ Copy = Callable[[int, int, NDArray[np.uint8]], None]  # bytes [start, stop) of a
 
 
 class _Ended(Exception):
-    """The session is closed, or its run is."""
+    """The session is closed, or its run has ended."""
 
 
 class SendBuffers:
@@ -51,7 +51,7 @@ class SendBuffers:
 
     def __init__(self, memory: list[NDArray[np.uint8]]) -> None:
         self._memory = memory
-        # finalizers may put anywhere
+        # a SimpleQueue, as finalizers may call `put` at any point
         self._free: queue.SimpleQueue[NDArray[np.uint8]] = queue.SimpleQueue()
         for buffer in memory:
             self._free.put(buffer)
@@ -69,13 +69,13 @@ class SendBuffers:
         self._free.put(buffer)
 
     def lend(self, buffer: NDArray[np.uint8], part: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """A part of it; it is free again when the array that is returned is gone."""
+        """Lend a part of a buffer, which is free again when the returned array is gone."""
         array = part.view()
         weakref.finalize(array, self._free.put, buffer).atexit = False
         return array
 
     def wait_home(self) -> None:
-        """Until all have come back."""
+        """Wait until all have come back."""
         for _ in self._memory:
             self._free.get()
 
@@ -117,7 +117,7 @@ class Frames(SendBuffers):
         return f"{len(self._memory)} pieces x {self.capacity:,} B on their way to another host"
 
     def give_back(self) -> None:
-        """To the arena; nobody may use them any more."""
+        """Give the slots back to the arena; nobody may use them any more."""
         self._broker.give(self._taken)
         self._taken, self._memory = [], []
 
@@ -153,7 +153,7 @@ class Sender:
         frames: Frames,
         send: Send,
     ) -> None:
-        """`credit`: bytes that may be on their way; `send` may be called in any thread, and drops
+        """`credit`: bytes that may be in flight; `send` may be called in any thread, and drops
         its array when it has been sent.  Raises Refused: a buffer does not hold a row."""
         self.session, self.frames = attached.session, frames
         self._specs, self._credit = attached.rows, credit
@@ -180,25 +180,25 @@ class Sender:
     # -- from the loop ----------------------------------------------------------------------------
 
     def push(self, message: Out) -> None:
-        """Carry a message to the client, after those before it."""
+        """Send a message to the client, after those before it."""
         self._queue.put(message)
 
     def begin(self, run: int) -> None:
-        """A run begins: call it before the engine takes back what was lent to earlier ones."""
+        """Begin a run; call it before the engine takes back what it leased to earlier ones."""
         with self._changed:
             if run > self._run:
                 self._run, self._sent, self._taken = run, 0, 0
                 self._changed.notify_all()
 
     def taken(self, run: int, num_bytes: int) -> None:
-        """The client has that much of a run."""
+        """Note that the client has received that much of a run."""
         with self._changed:
             if run == self._run and self._taken < num_bytes <= self._sent:
                 self._taken = num_bytes
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Carry nothing more: call it before the engine takes back what was lent."""
+        """Send nothing more; call it before the engine takes back what it leased."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -210,7 +210,7 @@ class Sender:
 
     @property
     def ended(self) -> bool:
-        """Whether its buffers are the arena's again."""
+        """Whether its buffers are back in the arena."""
         return not self._thread.is_alive()
 
     def entry(self) -> LedgerEntry:
@@ -227,7 +227,7 @@ class Sender:
                 continue
             try:
                 self._carry(message)
-            except _Ended:  # what is lent to an older run the engine takes back, or waits for
+            except _Ended:  # the engine takes back what an older run has, or waits for it
                 self._give_back(message)
             except Exception as error:
                 self._send(
@@ -242,13 +242,13 @@ class Sender:
         self.frames.give_back()
 
     def _check(self, run: int) -> None:
-        """Raises _Ended: what was lent to the run may have been taken back."""
+        """Raises _Ended: what was leased to the run may have been taken back."""
         with self._changed:
             if self._stale(run):
                 raise _Ended
 
     def _carry(self, message: Carried) -> None:
-        """One message and its bytes; then the arena has them back."""
+        """Send one message and its bytes, then release them."""
         header, regions = self._parcel(message)
         self._check(message.run)
         self._send(header, None)
@@ -270,7 +270,7 @@ class Sender:
         self._give_back(message)
 
     def _give_back(self, message: Carried) -> None:
-        """Nothing reads what was lent for a message any more."""
+        """Release what was leased for a message: nothing reads it any more."""
         session, run, group = self.session, message.run, _group_of(message)
         self._release(Release(session=session, run=run, step=message.step, group=group))
 
@@ -278,7 +278,7 @@ class Sender:
         return self._closed or run != self._run
 
     def _spend(self, run: int, num_bytes: int) -> None:
-        """Wait for credit; one piece may always be on its way."""
+        """Wait for credit; one piece may always be in flight."""
         with self._changed:
 
             def allowed() -> bool:
@@ -310,7 +310,7 @@ class Sender:
         return header, [_ByteRange(0, size, ALIGN, self._in_slots(structure)), *regions]
 
     def _rows(self, group: RowGroup, offset: int) -> tuple[Blob, list[_ByteRange]]:
-        """Positions, where there are any, and rows instead of their addresses."""
+        """Positions, if there are any, and rows instead of their addresses."""
         arrays = []
         for array in group.blob.arrays:
             if array.name == "positions":
@@ -390,7 +390,7 @@ def _rows_of(spec: RowArraySpec, num: int, copy: Copy) -> _Array:
 
 
 def _group_of(message: Carried) -> int:
-    """The row group that a message brings; chunks are one."""
+    """The row group that a message brings; a chunk is one."""
     rows = message.rows if isinstance(message, BatchReady) else message
     return rows.group if isinstance(rows, RowGroup) else 0
 
@@ -413,7 +413,7 @@ def _lay_out(arrays: Sequence[_Array], offset: int) -> tuple[Blob, list[_ByteRan
 def _cut(
     regions: Sequence[_ByteRange], capacity: int
 ) -> Iterator[tuple[int, int, list[tuple[Copy, int, int, int]]]]:
-    """Pieces of at most `capacity` bytes: offset, bytes, and what is copied to where in it."""
+    """Cut pieces of at most `capacity` bytes: offset, size, and what to copy to where in it."""
     copies, first, used = list[tuple[Copy, int, int, int]](), 0, 0
     for region in regions:
         done = 0

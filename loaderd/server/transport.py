@@ -1,4 +1,4 @@
-"""ZeroMQ in the daemon: a ROUTER in the event loop, and the one question that `status` asks."""
+"""ZeroMQ in the daemon: a ROUTER in the event loop, and the request of `loaderd status`."""
 
 import asyncio
 from collections.abc import Callable
@@ -35,11 +35,11 @@ Receive = Callable[[bytes, str, list[Frame]], None]  # identity, public key of t
 
 
 class TcpRouter:
-    """A ROUTER for other hosts, which with keys lets in those that are authorized.
+    """A ROUTER for other hosts; with keys, it lets in only authorized clients.
 
     Driven by the running event loop; all methods belong to the loop's thread.  libzmq's descriptor
-    tells of edges only, and a send may eat one: after each send, and after an exception, the socket
-    is looked at again.
+    is edge-triggered, and a send may consume an edge: after each send, and after an exception, the
+    socket is looked at again.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class TcpRouter:
         self._receive, self._loop = receive, asyncio.get_running_loop()
         self._context: Context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.copy_threshold = 0  # arrays lie in the arena: no second memory for them
+        self._socket.copy_threshold = 0  # arrays lie in the arena: do not copy them
         self._looks = False  # a look at the socket is scheduled
         self._gate: KeyAuthenticator | None = None
         options: list[tuple[int, int | bytes]] = [
@@ -69,7 +69,7 @@ class TcpRouter:
             (zmq.ROUTER_MANDATORY, 1),
             (zmq.IPV6, int(address.is_v6)),
             (zmq.TCP_KEEPALIVE, 1),
-            # a stopped client keeps its window shut, and answers all the same
+            # a stopped client keeps its TCP window shut, but still answers
             (zmq.TCP_MAXRT, int(1000 * LEASE_S)),
             (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
             (zmq.BACKLOG, WAITING),
@@ -95,15 +95,15 @@ class TcpRouter:
 
     @property
     def address(self) -> str:
-        """Where it listens; a port that was chosen is in it."""
+        """The address where it listens, with the port that was chosen."""
         return bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
 
     def send(
         self, identity: bytes, message: Message, array: NDArray[np.uint8] | None = None
     ) -> bool:
-        """Queue a message without waiting; False where the peer vanished or reads nothing.
+        """Queue a message without waiting; False if the peer vanished or reads nothing.
 
-        array   bytes after it, which are not copied: it is held until they left
+        array   bytes that follow it, not copied: the array is held until they have left
         """
         raw = encode(message)  # once the first frame is sent the others must follow
         try:
@@ -136,7 +136,7 @@ class TcpRouter:
         """Take what has come, at most a burst of it."""
         self._looks = False
         for _ in range(BURST):
-            # asked first: an exception that says so costs more than the question
+            # asked first: an exception from `recv` costs more than the question
             if self._socket.closed or not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
             identity = self._socket.recv(zmq.NOBLOCK)
@@ -151,7 +151,7 @@ class TcpRouter:
     def _take(self) -> tuple[str, list[Frame]]:
         """The peer's key and the frames after its identity.
 
-        Of a message of more frames, or a larger one, than there may be: none.
+        No frames, if the message has too many, or one that is too large.
         """
         key, frames, odd = "", list[Frame](), False
         while self._socket.getsockopt(zmq.RCVMORE):
@@ -167,15 +167,15 @@ class TcpRouter:
 
 
 def _key_of(frame: Any) -> str:
-    """The public key of who sent a frame, as the answer to libzmq's question named it."""
+    """The public key of a frame's sender, as the answer to libzmq's ZAP request named it."""
     try:
         return str(frame.get("User-Id"))
-    except zmq.ZMQError:  # it was not asked
+    except zmq.ZMQError:  # there was no ZAP request
         return ""
 
 
 def ask_status(endpoint: Endpoint | TcpAddress) -> StatusReply:
-    """What the daemon at the endpoint says of itself.  Raises NoDaemon, Refused."""
+    """Ask the daemon at an endpoint for its status.  Raises NoDaemon, Refused."""
     with zmq.Context() as context:
         if isinstance(endpoint, TcpAddress):
             frame = _ask_over_tcp(context, endpoint)
@@ -216,13 +216,13 @@ def _ask_here(context: Context, endpoint: Endpoint) -> bytes | None:
 
 
 class Sockets:
-    """Where the connections to peers come from.  `close` it after the last of them."""
+    """Makes connections to peers.  `close` it after the last of them."""
 
     def __init__(self) -> None:
         self.context: Context = zmq.Context(io_threads=1)
 
     def connect(self, address: TcpAddress) -> TcpConnection:
-        """For one request at a time.  Raises Refused: there are no keys for that address."""
+        """A connection, for one request at a time.  Raises Refused: no keys for that address."""
         largest = 2 * MESSAGE_BYTES + GIVEN
         options = (zmq.MAXMSGSIZE, largest), (zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         return TcpConnection(self.context, address, options)

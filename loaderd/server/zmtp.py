@@ -3,7 +3,7 @@
 libzmq keeps a message of several frames until its last one has come, however many there are: one
 client could make the daemon hold any number of bytes.  Here a connection holds one message of at
 most `MESSAGE_BYTES`, all connections together hold a given number of bytes, and what is longer is
-read past.  Specification: https://rfc.zeromq.org/spec/23/ (NULL mechanism).
+skipped.  Specification: https://rfc.zeromq.org/spec/23/ (NULL mechanism).
 """
 
 import asyncio
@@ -49,9 +49,9 @@ class _Connection:
 
     def __init__(self, peer: socket.socket, identity: bytes) -> None:
         self.peer, self.identity = peer, identity
-        self.buffer = bytearray()  # what has come of a frame, or several that are short
+        self.buffer = bytearray()  # what has come of a frame, or of several short ones
         self.greeted = self.ready = False
-        self.skip = 0  # bytes of a frame that is read past
+        self.skip = 0  # bytes left of a frame that is skipped
         self.odd = False  # the message has too many frames, or one that is too long
         self.wanted = 0  # bytes of room that it waits for
         self.room = 0  # bytes of the long frame that it has room for
@@ -75,7 +75,7 @@ class _Connection:
 
 
 class LocalRouter:
-    """All methods belong to the event loop's thread, as those of `transport.Router`."""
+    """All methods belong to the event loop's thread, as those of `transport.TcpRouter`."""
 
     def __init__(self, path: Path, receive: Receive, room: int) -> None:
         """`receive` is called in the loop for each message; what it raises goes to the loop.
@@ -134,7 +134,7 @@ class LocalRouter:
         self._give_room(connection)
 
     def _look(self) -> None:
-        """Every second: who stalls a greeting, or a long message that others may wait for?"""
+        """Every second, cut off clients that stall a greeting or a long message."""
         self._timer = self._loop.call_later(_LOOK_S, self._look)
         now = time.monotonic()
         for connection in list(self._connections.values()):
@@ -144,7 +144,7 @@ class LocalRouter:
     # -- what comes -------------------------------------------------------------------------------
 
     def _watch(self, connection: _Connection) -> None:
-        """Have the loop tell when it can be read, or not, as its state asks for."""
+        """Have the loop watch whether it can be read, or not, as its state demands."""
         watches = connection.may_be_read and connection.identity in self._connections
         if watches and not connection.watched:
             self._loop.add_reader(connection.peer, self._readable, connection)
@@ -188,7 +188,7 @@ class LocalRouter:
         self._loop.call_soon(self._parse, connection)
 
     def _parse_one(self, connection: _Connection) -> bool:
-        """Take one frame from what has come; False: it is not there whole.  Raises _Odd."""
+        """Take one frame from what has come; False: it is incomplete.  Raises _Odd."""
         buffer = connection.buffer
         if not connection.greeted:
             if len(buffer) < len(_GREETING):
@@ -229,7 +229,7 @@ class LocalRouter:
         return True
 
     def _command(self, connection: _Connection, body: bytes) -> None:
-        """What a peer says of the connection; once that is ready, others than PING do not matter.
+        """Handle a peer's command; once the connection is ready, all but PING are ignored.
 
         Raises _Odd.
         """
@@ -242,7 +242,7 @@ class LocalRouter:
             self._write(connection, _framed(_COMMAND, b"\x04PONG" + body[7:23]))
 
     def _read_past(self, connection: _Connection, num_bytes: int, more: bool) -> None:
-        """A frame of a message that has several, or that is too long: nothing of it is kept."""
+        """Skip a frame that is too long, or of a message that has several: nothing is kept."""
         connection.skip = max(0, num_bytes - len(connection.buffer))
         del connection.buffer[:num_bytes]
         connection.odd = more
@@ -257,13 +257,13 @@ class LocalRouter:
             self._loop.call_exception_handler(context)
 
     def _want_room(self, connection: _Connection, num_bytes: int) -> None:
-        """Room for a long frame; without it the client is not read from until there is some."""
+        """Take room for a long frame; the client is not read from until there is some."""
         connection.wanted = num_bytes
         self._waiting.append(connection)
         self._give_room(connection)
 
     def _give_room(self, connection: _Connection) -> None:
-        """Take back what a client has of it; whoever waits has some, in order."""
+        """Take back a client's room, and give it to those that wait, in order."""
         self._room += connection.room
         connection.room = 0
         while self._waiting and self._waiting[0].wanted <= self._room:

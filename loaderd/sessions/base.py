@@ -1,4 +1,4 @@
-"""What a session of the engine is, and the resources that every kind of session uses."""
+"""The interface of engine sessions, and the resources that every kind of session uses."""
 
 import itertools
 import logging
@@ -52,7 +52,7 @@ Deliver = Callable[[int, Out], None]
 
 
 class Consumer(Protocol):
-    """For whom a session builds.  It is called under the lock of the daemon's sessions."""
+    """Receives the batches of a session.  Called under the lock of the daemon's sessions."""
 
     def next(self) -> Wanted | None:
         """The batch that is wanted next; None: none is, until `EngineSession.wake`.
@@ -61,32 +61,32 @@ class Consumer(Protocol):
         """
 
     def put_back(self, wanted: Wanted) -> None:
-        """What `next` has just returned cannot begin yet: `next` is asked again, later."""
+        """Take back what `next` has just returned: it cannot begin yet.  `next` is called again."""
 
     def deliver(self, message: Out) -> None:
-        """A row group is ready; or steps are left out, or nothing more comes."""
+        """Take a row group, a note that steps are left out, or an error that ends the run."""
 
 
 class EngineSession(Protocol):
     """Builds the batches that its consumer asks for.  Any thread may call.
 
-    What opens a session returns a finished one.  After `detach` it serves nobody; when all of its
-    memory is back where it came from, it says so by `StoreResources.ended`, once.
+    A session is complete when its opener returns it.  After `detach` it serves nobody; once it has
+    given back all of its memory, it calls `StoreResources.ended`, once.
     """
 
     number: int
-    plan: str  # that serves: of `auto` the one that was chosen
+    plan: str  # the plan that serves; for `auto`, the one that was chosen
 
     def describe(self, request: int) -> Attached:
         """The reply to the client."""
 
     def serves(self, epoch: int) -> bool:
-        """Whether it can build the batches of an epoch; another session has to, otherwise."""
+        """Whether it can build the batches of an epoch; otherwise another session has to."""
 
     def start(self, run: int, consumer: Consumer) -> None:
         """Build what a consumer wants of this run and later ones.
 
-        Runs before it end: what is leased of them is taken back, what is on its way is dropped.
+        Earlier runs end: their leased batches are taken back, those in progress are dropped.
         Raises SessionLost: it is detached.
         """
 
@@ -94,7 +94,7 @@ class EngineSession(Protocol):
         """The consumer may want more."""
 
     def release(self, release: Release) -> None:
-        """Nobody needs a row group any more."""
+        """Free a row group that nobody needs any more."""
 
     def waits(self) -> bool:
         """Whether nothing more is built before batches are released."""
@@ -123,7 +123,7 @@ class EngineSession(Protocol):
         """Whether all that it reads is in memory, whatever share of the arena it has."""
 
     def widen(self, batches: int) -> None:
-        """More batches in flight, for a session that is shared, if there are slots for them."""
+        """Allow more batches in flight, for a shared session, if there are slots for them."""
 
 
 class Opening(NamedTuple):
@@ -132,23 +132,23 @@ class Opening(NamedTuple):
     number: int
     request: Attach
     frame: NDArray[np.int64] | None  # ids and times of seeds, if the request names no split
-    alike: int = 1  # sessions of its plan, itself too, that are to be open together
+    alike: int = 1  # sessions of its plan that are to be open together, this one included
 
 
 class Kind(NamedTuple):
-    """Sessions of one plan: how a request becomes parameters, and these a session."""
+    """One kind of session: how a request becomes parameters, and these a session."""
 
-    # what fixes the batches; nothing is taken.  Raises Refused
+    # what fixes the batches; takes no memory.  Raises Refused
     resolve: Callable[[Manifest, Attach, NDArray[np.int64] | None], Resolved]
-    # slots without which none is opened, at least; 0: that depends on what is in memory already
+    # minimum of slots to open one; 0: that depends on what is in memory already
     least_slots: Callable[[Manifest, Attach, Resolved, int], int]
     # raises Refused, StoreError; nothing is kept then
     open: Callable[["StoreResources", Opening], EngineSession]
-    # raises Refused: with so many slots it is never served.  Reads nothing, and takes nothing
+    # raises Refused: so many slots can never serve it.  Reads nothing, and takes nothing
     check: Callable[[Manifest, Attach, EngineSettings, Budget, int], None] = lambda *_: None
-    # `widen` gives it more batches in flight, and with less memory it does not read all of it again
+    # `widen` gives it more batches in flight, and less memory does not make it read all again
     resizable: bool = True
-    # one session can serve every rank of a job: of rank `EVERY_RANK`, its steps are positions
+    # one session can serve every rank of a job: its rank is `EVERY_RANK`, its steps are positions
     every_rank: bool = False
 
 
@@ -166,18 +166,18 @@ class SharedResources:
         unused_bytes: int,
         row_source: Callable[[Store], RemoteRows | None] = lambda _store: None,
     ) -> None:
-        """Take it all.
+        """Take the memory and start the threads.
 
         unused_bytes   of --mem
-        row_source     where the reader of a store gets rows that are not in its part
+        row_source     opens the source of a store's rows that are not in its part
 
         Raises BudgetTooSmall: the system does not give so much.
         """
         self.row_source = row_source
         self._stack = ExitStack()
         self.unused_bytes = unused_bytes
-        self.numbers = itertools.count(1)  # of sessions, through all stores
-        # of all sessions and of the streams: what they do under it is bookkeeping alone
+        self.numbers = itertools.count(1)  # of sessions, across all stores
+        # of all sessions and streams, which only do bookkeeping under it
         self.lock = concurrency.RLock()
         self.trace = Trace(settings.trace) if settings.trace else None
         if self.trace is not None:
@@ -191,17 +191,17 @@ class SharedResources:
         self._stack.callback(self.readers.close)
         self.workers = WorkerPool(settings.workers)
         self._stack.callback(self.workers.close)
-        self.closer = SerialExecutor("sessions-close")  # waits for the threads of those that end
+        self.closer = SerialExecutor("sessions-close")  # waits for threads of ending sessions
         self._stack.callback(self.closer.close)
 
     def close(self) -> None:
-        """End the threads, and give the memory back; nobody uses any of it."""
+        """End the threads, and give the memory back, which nobody may use any more."""
         self._stack.close()
 
 
 @dataclass(frozen=True, eq=False)
 class StoreResources:
-    """What the sessions of one store use."""
+    """The resources that the sessions of one store use."""
 
     store: Store
     settings: EngineSettings
@@ -218,15 +218,15 @@ class StoreResources:
     builder: Builder
     rows: ServedFiles  # of nodes, then of edges
     first_copied: int  # number, in the reader, of the first file of copies of hubs and halos
-    first_propagated: int  # and of the first array of propagated features
+    first_propagated: int  # likewise, of the first array of propagated features
     lock: Lock  # of all sessions
     closer: SerialExecutor
-    draining: concurrency.Event  # set: no batch is begun, and what is leased stays so for good
-    ended: Callable[[EngineSession], None]  # told when a session has given all back
+    draining: concurrency.Event  # set: no batch is begun, and leased memory stays leased
+    ended: Callable[[EngineSession], None]  # called when a session has given all back
     _shared: Guarded[dict[object, Any]] = field(default_factory=lambda: Guarded({}))
 
     def shared(self, make: Callable[["StoreResources"], SharedT]) -> SharedT:
-        """What `make` makes of the resources when it is first asked for: one for all sessions."""
+        """What `make` builds from the resources at its first use: one object for all sessions."""
         with self._shared.lock:
             found = self._shared()
             if make not in found:
@@ -240,7 +240,7 @@ class StoreResources:
         return [entry for cache in caches for entry in cache.ledger_entries()]
 
     def allocation(self) -> "Allocation":
-        """Nothing yet: what a session takes of the arena is counted there."""
+        """A new, empty allocation, for what a session takes of the arena."""
         return Allocation(self.broker, self.arena)
 
     def load_graph(self) -> None:
@@ -254,7 +254,7 @@ class StoreResources:
 
 
 class Allocation:
-    """Slots of the arena that one session has taken.  A `with` that an error leaves frees them."""
+    """Slots of the arena that one session has taken.  An error inside its `with` frees them."""
 
     def __init__(self, broker: SlotBroker, arena: Arena) -> None:
         self._broker, self._arena = broker, arena
@@ -283,13 +283,13 @@ class Allocation:
         return slots
 
     def free_slots(self, count: int, spare: int) -> list[int]:
-        """Slots that are free right now; none if fewer than `spare` would stay so."""
+        """Slots that are free right now; none if fewer than `spare` would stay free."""
         slots = self._broker.take_now(count, spare)
         self._slots += slots
         return slots
 
     def free(self, keep: int = 0) -> None:
-        """Give back all but the first `keep` that were taken; nobody uses them."""
+        """Give back all but the first `keep` that were taken; nobody may use them any more."""
         self._broker.give(self._slots[keep:])
         del self._slots[keep:]
 

@@ -33,7 +33,7 @@ from loaderd.sampling.rows import Addressed, RowAssembler
 from loaderd.sampling.structure import HeldBlocks, Structure, StructureArrays, structure_arrays
 from loaderd.sampling.topology import Topology
 
-# sections of edges' records that batches bring, and what they are called there
+# sections of edge records that batches bring, and their names in a batch
 _SENT = {"ids": "e_id", "weights": "edge_weight", "times": "edge_time"}
 
 
@@ -67,7 +67,7 @@ class Placement(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class BatchInProgress:
-    """A batch on its way."""
+    """A batch from its start until it has been released."""
 
     run: int
     unit: Unit
@@ -75,7 +75,7 @@ class BatchInProgress:
     structure: Structure | None = None
     addressed: Addressed | None = None
     structure_bytes: int = 0
-    num_items: int = 0  # nodes, and edges where these have rows
+    num_items: int = 0  # nodes, and edges if these have rows
     done: int = 0  # missing nodes that are placed
     groups: int = 0
     busy: bool = True  # a worker has it
@@ -85,13 +85,13 @@ class BatchInProgress:
 
     @property
     def workspace(self) -> Workspace:
-        """That of the worker who has the batch."""
+        """The workspace of a batch that a worker has."""
         assert self.work is not None
         return self.work
 
 
 class RowSizes(NamedTuple):
-    """What placement must know of the row arrays."""
+    """What placement must know about the row arrays."""
 
     rows_per_slot: tuple[int, ...]
     slot_bytes: int
@@ -110,8 +110,8 @@ class SessionState:
     def __init__(self, window: int, slots: list[int], sizes: RowSizes) -> None:
         """`slots`: the session's own share of the arena for structure, addresses and row areas."""
         self.window, self.sizes = window, sizes
-        self.run = -1  # the first that goes on; those before it have ended
-        self.failed = False  # nothing more is built before another one begins
+        self.run = -1  # the first that goes on; earlier ones have ended
+        self.failed = False  # nothing more is built before another run begins
         # by run and step, not wholly released
         self.jobs: dict[tuple[int, int], BatchInProgress] = {}
         self._free = list(slots)
@@ -124,14 +124,14 @@ class SessionState:
 
     @property
     def depth(self) -> int:
-        """Batches that can be lent at a time, as far as is known: of the window, and of slots."""
+        """Batches that can be leased at a time, as far as is known: by window, and by slots."""
         if self._largest == 0:
             return self.window
         return max(1, min(self.window, self.num_slots // self._largest))
 
     @property
     def waits(self) -> bool:
-        """Whether nothing is being built, or would be before leases come back."""
+        """Whether nothing is being built, and nothing can be before leases come back."""
         if any(job.busy for job in self.jobs.values()):
             return False
         return bool(self._order) or len(self.jobs) >= self.window
@@ -146,7 +146,7 @@ class SessionState:
         return len(self._free) == self.num_slots
 
     def begin(self, run: int) -> list[BatchInProgress]:
-        """Runs before this one end, what they hold is taken back; returns jobs that no worker has.
+        """End earlier runs, and take back what they hold; returns jobs that no worker has.
 
         The caller drops their pins and workspaces; those a worker has are marked cancelled.
         """
@@ -173,7 +173,7 @@ class SessionState:
         return job
 
     def admit(self, job: BatchInProgress) -> None:
-        """A batch that was sampled elsewhere is to be placed after those before it."""
+        """Queue a batch that was sampled elsewhere, to be placed after those before it."""
         job.busy = False
         self.jobs[job.run, job.unit.step] = job
         self._order.append(job)
@@ -325,9 +325,9 @@ class Builder:
     def roots(
         self, spec: BatchSpec, units: Sequence[Unit], held: HeldBlocks | None = None
     ) -> list[Roots]:
-        """Where batches begin.
+        """The roots that batches are sampled from.
 
-        held   gives blocks of the graph, where edges are looked up; None: as workers hold them
+        held   gives blocks of the graph, to look up edges; None: as workers hold them
         """
         plan, table, topology = spec.plan, spec.ends, self._topology
         if table is not None:
@@ -350,7 +350,7 @@ class Builder:
         return found
 
     def _seed_ranks(self, spec: BatchSpec, places: NDArray[np.int64]) -> NDArray[np.uint16]:
-        """Which rank trains each seed of a global batch, whose places are given."""
+        """The rank that trains each seed of a global batch, given the places of its seeds."""
         owners, part = spec.owners, spec.plan.part
         assert owners is not None
         assert part.home is not None
@@ -363,13 +363,13 @@ class Builder:
         return sample_from(self._topology, spec.plan, unit, work, roots)
 
     def take_structure(self, job: BatchInProgress, spec: BatchSpec, structure: Structure) -> None:
-        """What the batch's workspace holds now is its structure; rows have no addresses yet."""
+        """Note the structure that a batch's workspace holds; its rows have no addresses yet."""
         work, resolved = job.workspace, spec.plan.resolved
         num_nodes, num_edges = structure.num_nodes, structure.num_edges
         job.structure = structure
         job.structure_bytes = self.structure_bytes(structure, job.unit, spec)
         job.num_items = num_nodes
-        if resolved.edge_features:  # edges have rows, as nodes do: they are numbered behind them
+        if resolved.edge_features:  # edges have rows, too: they are numbered after the nodes
             job.num_items += num_edges
             work.items[:num_nodes] = work.n_id[:num_nodes]
             items = section(work.records[:num_edges], spec.record, "items")
@@ -417,9 +417,9 @@ class Builder:
         arrays: StructureArrays,
         rows: Sequence[tuple[str, NDArray[Any] | Written]],
     ) -> BatchReady | RowGroup:
-        """The message of a row group, what it tells of in its slots.
+        """Write a row group to its slots; returns its message.
 
-        arrays   of the batch's structure; they come with its first group
+        arrays   of the batch's structure, which comes with its first group
         rows     addresses of the group's rows, and their positions if these are not all
         """
         group = RowGroup(

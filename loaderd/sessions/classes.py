@@ -1,4 +1,4 @@
-"""How many classes labels have: one pass over them, the first time that a session asks."""
+"""Count label classes in one pass, when a session first needs the number."""
 
 from msgspec import structs
 
@@ -11,14 +11,14 @@ from loaderd.sessions.seeds import SCAN_BYTES
 
 
 class ClassCounts:
-    """Of the labels of one store.  One thread at a time asks."""
+    """Numbers of classes of one store's labels.  For one thread at a time."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._found: dict[str, int] = {}  # by path of the array
 
     def told(self, request: Attach, info: tuple[TypeInfo, ...]) -> tuple[TypeInfo, ...]:
-        """With the classes of each type's labels.  Raises CorruptBlock, AbsentRows."""
+        """Add the number of classes of each type's labels.  Raises CorruptBlock, AbsentRows."""
         return tuple(
             structs.replace(one, num_classes=self._count(request, t))
             for one, t in zip(info, self._store.manifest.types, strict=True)
@@ -34,7 +34,7 @@ class ClassCounts:
         return self._found[array.path]
 
     def _pass_over(self, array: RowArray) -> int:
-        """Columns, or 1 and the greatest label, of which negative ones are none; 0 of floats."""
+        """The columns, or the greatest label plus 1, without negative ones; 0 for floats."""
         if array.row_shape:
             return array.row_items
         if not array.dtype.startswith(("int", "uint")):

@@ -50,14 +50,14 @@ from loaderd.sessions.owners import map_digest
 from loaderd.sessions.packed import open_packed
 from loaderd.sessions.sizing import check_numbers
 
-# that a status has, also without sessions
+# counters that a status has even without sessions
 _COUNTERS = (
     "batches", "edges", "rows", "rows_copied", "groups", "sample_ns", "fill_ns",
 )  # fmt: skip
 
 
 class Engine(Closing):
-    """Serves one store, out of memory and with threads that others may use, too."""
+    """Serves one store, with memory and threads that it may share with others."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Engine(Closing):
                 store.manifest, settings, shared.arena.slot_bytes, len(slots), shared.unused_bytes
             )
         self.arena, self._workers, self._numbers = shared.arena, shared.workers, shared.numbers
-        self.deliver: Deliver = lambda _session, _message: None  # to who shares no session
+        self.deliver: Deliver = lambda _session, _message: None  # for sessions opened by `attach`
         self.lock = shared.lock
         self._changed = concurrency.Condition(self.lock)  # a session has ended, or all are to
         self._sessions: Guarded[dict[int, EngineSession]] = Guarded({}, self.lock)
@@ -164,24 +164,24 @@ class Engine(Closing):
     # -- sessions ---------------------------------------------------------------------------------
 
     def identify(self, request: Attach, seeds: NDArray[np.int64] | None) -> Resolved:
-        """What a request is resolved to; nothing is taken.  Raises Refused."""
+        """Resolve a request; takes no memory.  Raises Refused."""
         return find_kind(request.plan).resolve(self.store.manifest, request, seeds)
 
     def owners_digest(self, request: Attach) -> str:
-        """Of the owner map that a request names; "": it names none.  Raises Refused."""
+        """Digest of the owner map that a request names; "": it names none.  Raises Refused."""
         return map_digest(self.store, request)
 
     def open(
         self, request: Attach, seeds: NDArray[np.int64] | None, epoch: int = 0, alike: int = 1
     ) -> EngineSession:
-        """A session, for one consumer; reads the seeds' store ids from disk.
+        """Open a session for one consumer; reads the seeds' store ids from disk.
 
-        epoch   that it is to serve; there are sessions that do not serve every one
-        alike   sessions of its plan, itself too, that are to be open together
+        epoch   that it is to serve; some sessions do not serve every epoch
+        alike   sessions of its plan that are to be open together, this one included
 
         Raises Refused, StoreError, ShuttingDown.
         """
-        self.wait_ended(WAIT_S)  # for what sessions that end still hold
+        self.wait_ended(WAIT_S)  # for what ending sessions still hold
         opening = Opening(next(self._numbers), request, seeds, alike)
         kind = find_kind(request.plan)
         session: EngineSession | None = open_packed(self.resources, opening, epoch)
@@ -192,9 +192,9 @@ class Engine(Closing):
         return session
 
     def wait_ended(self, wait_s: float) -> None:
-        """Wait until sessions that end have given back what they hold; no longer than so.
+        """Wait at most `wait_s` until ending sessions have given back what they hold.
 
-        Raises ShuttingDown: what is leased stays so then.
+        Raises ShuttingDown: leased memory then stays leased.
         """
         draining = self.resources.draining
         with self._changed:
@@ -203,7 +203,7 @@ class Engine(Closing):
                 raise ShuttingDown("the daemon is shutting down")
 
     def borrow(self, request: Attach) -> RequestArea:
-        """Room for the numbers of a request, until they have been looked up.  Raises Refused."""
+        """Take room for the numbers of a request until they are looked up.  Raises Refused."""
         broker, slot = self.broker, self.arena.slot_bytes
         count, settings = -(-8 * request.ids // slot), self.settings
         check_numbers(
@@ -220,7 +220,7 @@ class Engine(Closing):
         return RequestArea(memory.view("<i8"), range(first, first + count), slot, broker)
 
     def close_session(self, session: EngineSession) -> None:
-        """Its memory is free after nobody uses it any more."""
+        """Close a session; its memory is freed when nobody uses it any more."""
         with self.lock:
             if self._sessions().pop(session.number, None) is None:
                 return
@@ -248,7 +248,7 @@ class Engine(Closing):
         session.start(start.run, _Steps(self, start, steps))
 
     def release(self, release: Release) -> None:
-        """Nobody needs a row group any more."""
+        """Free a row group that nobody needs any more."""
         with self.lock:
             if (session := self._sessions().get(release.session)) is not None:
                 session.release(release)
@@ -282,7 +282,7 @@ class Engine(Closing):
     def drain(self) -> None:
         """Start nothing more; returns when no worker is busy.
 
-        What is leased stays so: nobody writes where a client that has not heard of it yet reads.
+        Leased memory stays leased: nobody writes where a client that has not heard yet still reads.
         """
         for source in self._elsewhere:
             source.hurry()
@@ -355,7 +355,7 @@ class _Steps:
 
 
 def default_settings(mem_bytes: int, workers: int = 0, readers: int = 0) -> EngineSettings:
-    """Settings with what is 0 chosen for this machine."""
+    """Settings for this machine; arguments that are 0 are chosen here."""
     cores = len(os.sched_getaffinity(0))
-    chosen = min(cores, max(4, min(8, cores // 2)))  # of many cores the trainer has half
+    chosen = min(cores, max(4, min(8, cores // 2)))  # the trainer gets half of many cores
     return EngineSettings(mem_bytes, workers or chosen, readers or 8)

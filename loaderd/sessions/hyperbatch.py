@@ -2,7 +2,7 @@
 
 Two threads of the session (`loaderd.sampling.hyperbatch.session`) sample batches into areas and
 bring in their rows; workers hand each batch over when its turn comes.  If there is no room for
-that, or no use of it, plain minibatches serve in its place: they are the same.
+that, or no use for it, plain minibatches serve instead: the batches are the same.
 """
 
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ _FILL = 2  # of `loaderd.monitoring.trace.STAGES`
 class _EarlyBatch(BatchInProgress):
     """A batch that was sampled before its turn came."""
 
-    sampled: Sampled  # where its structure stands, until it is built
+    sampled: Sampled  # its structure, until the batch is built
     cached: bool  # the row cache has its rows
     handed_out: bool = False  # what was sampled is not needed any more
 
@@ -94,10 +94,10 @@ class HyperbatchSession(SampledSession):
         self._hyper = Hyper(spec.plan, sampler, hyper, self, resources.trace)
 
     def _make_sampler(self, memory: SamplingMemory | None) -> StructureSampler:
-        """`memory`: if batches are sampled together."""
+        """`memory`: given if batches are sampled together."""
         resources, spec = self._resources, self._spec
         workers = SessionWorkers(self._memory.workspaces, resources.workers.later, super().wake)
-        if memory is None:  # the graph is in memory: nothing is gained by blocks
+        if memory is None:  # the graph is in memory: blocks gain nothing
             return BatchSampler(self._sample_alone, workers)
         return block_sampler(resources, spec, workers, memory)
 
@@ -112,7 +112,7 @@ class HyperbatchSession(SampledSession):
     # -- from its threads -------------------------------------------------------------------------
 
     def ask(self, run: int, count: int) -> list[Wanted]:
-        """What is wanted next, at most so many; none if `run` has ended."""
+        """The batches wanted next, at most `count`; none if `run` has ended."""
         found = list[Wanted]()
         with self._lock:
             if self._state.run == run and not self._resources.draining.is_set():
@@ -121,7 +121,7 @@ class HyperbatchSession(SampledSession):
         return found
 
     def admit(self, run: int, batches: Sequence[Sampled], cached: bool) -> bool:
-        """Batches are ready to be handed out, in order; False: their run has ended."""
+        """Queue sampled batches to be handed out in order; False: their run has ended."""
         with self._lock:
             if self._closed or self._state.run != run:
                 return False
@@ -154,7 +154,7 @@ class HyperbatchSession(SampledSession):
         self._hyper.wake()
 
     def _start_batches(self) -> None:
-        """Its threads do, of their own accord."""
+        """Do nothing: the session's own threads begin batches."""
 
     def _may_place(self, job: BatchInProgress) -> bool:
         assert isinstance(job, _EarlyBatch)
@@ -185,7 +185,7 @@ class HyperbatchSession(SampledSession):
         return builder.write(self.number, job, placement, self._spec, arrays, rows), 0
 
     def _addresses(self, sampled: Sampled, served: int) -> Written:
-        """Where the rows of a served array are, of a batch whose rows have been brought in."""
+        """Addresses of the rows of a served array, for a batch whose rows are in the cache."""
         cache = self._cache
         assert isinstance(cache, RowCache)
         return made(sampled.items, np.uint64, partial(cache.address, served))
@@ -229,7 +229,7 @@ class HyperbatchSession(SampledSession):
         if rows is None:
             return self._hyper.counters
         return self._hyper.counters | {
-            "hyper_rows_wanted": rows.rows_wanted,  # by batches, each counted
+            "hyper_rows_wanted": rows.rows_wanted,  # counted for each batch
             "hyper_rows_read": rows.rows_read,
             "hyper_stay_rows": rows.stay_rows,  # of regions that stay
             "hyper_stay_read": rows.stay_read,  # of these, in memory by now
@@ -258,7 +258,7 @@ class HyperbatchSession(SampledSession):
 
 
 def open_hyperbatches(resources: StoreResources, opening: Opening) -> SampledSession:
-    """A session of hyperbatches; of `auto` one of plain minibatches, if all stays in memory.
+    """Open a session of hyperbatches; for `auto`, of plain ones if all stays in memory.
 
     Raises Refused, StoreError.
     """
@@ -296,14 +296,14 @@ def open_hyperbatches(resources: StoreResources, opening: Opening) -> SampledSes
 
 
 class _StayingRows:
-    """Rows that stay in memory for the sessions of a store, by the arrays that these serve."""
+    """Rows that stay in memory for a store's sessions, by the arrays that the sessions serve."""
 
     def __init__(self, slot_bytes: int) -> None:
         self._slot_bytes = slot_bytes
         self._found: dict[tuple[int, ...], StayingRegions] = {}
 
     def join(self, served: Sequence[ServedRows]) -> StayingMember:
-        """As a session that serves these arrays; one session at a time is opened."""
+        """Join as a session that serves these arrays; sessions are opened one at a time."""
         arrays = tuple(rows.number for rows in served)
         if arrays not in self._found:
             self._found[arrays] = StayingRegions(served, self._slot_bytes)
@@ -315,7 +315,7 @@ def _staying_rows(resources: StoreResources) -> _StayingRows:
 
 
 class _HyperSize(NamedTuple):
-    """How much there is for a session."""
+    """What a session needs, and how much is available to it."""
 
     need: SessionNeed
     sizes: Sizes
@@ -324,7 +324,7 @@ class _HyperSize(NamedTuple):
 
 
 def size_session(resources: StoreResources, asked: Asked) -> _HyperSize:
-    """Raises Refused: there is too little for any."""
+    """Size a session.  Raises Refused: there is too little for any."""
     budget, broker = resources.budget, resources.broker
     need, sizes, available = fit(resources, asked)
     plain = cut_session(
@@ -352,7 +352,7 @@ def draft_session(
 
 
 def take_sampling(allocation: Allocation, slots: SamplingSlots, slot_bytes: int) -> SamplingMemory:
-    """Raises Refused: the arena's free slots lie too far apart."""
+    """Take memory to sample in.  Raises Refused: the arena's free slots lie too far apart."""
     memory = allocation.run(slots.slots, LOOK_WAIT_S)
     return SamplingMemory.cut(memory, slots.early, slots.begun * slot_bytes)
 
@@ -385,10 +385,10 @@ def _take(
 def _fall_back(
     resources: StoreResources, number: int, draft: SessionDraft, plain: Asked
 ) -> SampledSession:
-    """Plain minibatches.
+    """Open a session of plain minibatches.
 
-    All but the seeds is given back and taken again, so that nothing of what was tried for
-    hyperbatches lies between: a budget that holds minibatches holds them here, too.
+    All but the seeds is given back and taken again, so that leftovers of the hyperbatches do not
+    split the free slots: a budget that holds minibatches holds them here, too.
     """
     assert draft.workspaces.all_home
     need, allocation = draft.need, draft.allocation

@@ -1,7 +1,7 @@
 """The kinds of session, by the plan that a client asks for.
 
-A further kind is a module beside this one, the pure part of its plan in `loaderd/plans`, and a line
-here; one of subgraphs is a sampler in `loaderd/plans` alone.
+To add a kind, add a module beside this one, the pure part of its plan in `loaderd/plans`, and a
+line here; a plan of subgraphs needs only a sampler in `loaderd/plans`.
 """
 
 from loaderd.api.errors import Refused

@@ -1,4 +1,4 @@
-"""Some minibatches of a session, sampled as they will be, to know what batches take."""
+"""Sample some minibatches of a session ahead, to learn how much memory batches take."""
 
 import contextlib
 import logging
@@ -39,16 +39,16 @@ _BATCHES = 16
 
 
 class Seen(NamedTuple):
-    """What the first minibatches took."""
+    """What the sampled minibatches took."""
 
     structures: list[Structure]
-    area_bytes: int  # of one in an area
-    wanted: tuple[NDArray[np.int64], ...]  # different rows of each region, of all node types in
-    #   turn, that the first 1, 2, 4, ... want
+    area_bytes: int  # of one batch in an area
+    wanted: tuple[NDArray[np.int64], ...]  # distinct rows of each region (of all node
+    #   types in turn) that the first 1, 2, 4, ... batches want
 
 
 class SessionDraft(NamedTuple):
-    """A session of hyperbatches of which it is not known yet how large they are."""
+    """A session of hyperbatches before their size is known."""
 
     spec: BatchSpec
     served: list[ServedRows]
@@ -60,7 +60,7 @@ class SessionDraft(NamedTuple):
 
 
 def sampling_turn(resources: StoreResources) -> concurrency.Lock:
-    """Of the session that samples block by block, of those at one store: one at a time."""
+    """The lock that lets one session of a store at a time sample block by block."""
     del resources
     return concurrency.Lock()
 
@@ -68,7 +68,7 @@ def sampling_turn(resources: StoreResources) -> concurrency.Lock:
 def block_sampler(
     resources: StoreResources, spec: BatchSpec, workers: SessionWorkers, memory: SamplingMemory
 ) -> BlockSampler:
-    """Samples batches together: the graph is not in memory."""
+    """A sampler of many batches together, for a graph that is not in memory."""
     rules = BatchRules(
         spec.plan, lambda units, held: resources.builder.roots(spec, units, held), spec.record
     )
@@ -84,7 +84,7 @@ def row_cost(resources: StoreResources, buffers: Sequence[NDArray[np.uint8]]) ->
 
 
 class LookAhead:
-    """Looks at the first batches of a session."""
+    """Sizes a session by sampling some of its batches."""
 
     def __init__(self, resources: StoreResources, draft: SessionDraft) -> None:
         self._resources, self._draft = resources, draft
@@ -94,11 +94,11 @@ class LookAhead:
     def cut(
         self, asked: int, kept: Sequence[NDArray[np.bool_]] = (), alike: int = 1
     ) -> HyperSizing | None:
-        """The memory of a session of hyperbatches, its small workspaces taken; None: no room.
+        """Size a session of hyperbatches, and take its small workspaces; None: no room.
 
-        asked   minibatches of a hyperbatch, 0: as many as have room
+        asked   minibatches of a hyperbatch, 0: as many as fit
         kept    for each node type: which of its regions stay for other sessions; (): none
-        alike   sessions that keep regions for one another, this one too
+        alike   sessions that keep regions for one another, this one included
         """
         resources, draft = self._resources, self._draft
         seen = self._look()
@@ -113,7 +113,7 @@ class LookAhead:
             return None
         settings = resources.settings
         slots = resources.broker.row_slots()  # not the graph's
-        if alike > 1:  # as much for each: a half, a quarter, ... as of the arena
+        if alike > 1:  # the same for each: a half, a quarter, ... as of the arena
             pooled = resources.broker.num_slots - resources.broker.graph_slots()
             slots = min(slots, (pooled >> (alike - 1).bit_length()) - len(draft.allocation))
         room = int(slots * settings.session_share)
@@ -123,7 +123,7 @@ class LookAhead:
         )  # fmt: skip
 
     def _look(self) -> Seen | None:
-        """Sample the first minibatches, in memory that is given back; None if it has no room."""
+        """Sample some minibatches, in memory that is given back; None: there is no room."""
         resources, spec, broker = self._resources, self._draft.spec, self._resources.broker
         # over the whole epoch: seeds that are not shuffled change as it goes on
         every = max(1, spec.plan.num_steps // _BATCHES)
@@ -152,7 +152,7 @@ class LookAhead:
             return None
 
     def _measure(self, memory: NDArray[np.uint8]) -> None:
-        """Know what reading rows costs, through memory that nothing stands in."""
+        """Measure what reading rows costs, through memory that is not in use."""
         readers = self._resources.settings.readers
         each = min(RUN_BYTES, memory.size // readers) // PAGE_BYTES * PAGE_BYTES
         if each:
@@ -178,8 +178,8 @@ class LookAhead:
     def _workers(self, room: Allocation) -> Iterator[SessionWorkers]:
         """As many threads as there are workers, if a workspace for each has room, too.
 
-        Workers may have other sessions' batches to build all the time, and an attach that waits
-        for them keeps all others waiting.
+        The worker pool may be busy with other sessions' batches all the time, and an attach that
+        waits for it keeps all others waiting.
         """
         draft, workspaces = self._draft, Workspaces()
         workspaces.add(first := draft.workspaces.take())
@@ -199,7 +199,7 @@ class LookAhead:
         return BatchSampler(lambda u, w: resources.builder.structure(spec, u, w), workers)
 
     def _add_small_workspaces(self, seen: Sequence[Structure]) -> None:
-        """Beside the large one there is, as many more as there are workers.  Raises Refused."""
+        """Add a workspace for each worker but one, which has the large one.  Raises Refused."""
         resources, draft = self._resources, self._draft
         worst = draft.spec.plan.shape()
         shape = usual_shape(seen, worst, draft.spec.plan.resolved.fanouts)
@@ -226,14 +226,14 @@ class LookAhead:
             max(builder.structure_bytes(s, plan.unit(0, 0), self._draft.spec) for s in seen),
             found.area_bytes,
             max(s.num_nodes + s.num_edges * (self._draft.spec.record.items > 0) for s in seen),
-            # areas have no owners: these are named as a batch is handed out
+            # areas have no owners: they are added when a batch is handed out
             structure_bytes(shape, self._draft.sizes._replace(owner_bytes=0)),
             found.wanted,
             self._passes(seen, worst) if self._together else None,
         )
 
     def _passes(self, seen: Sequence[Structure], worst: Structure) -> PassEstimate:
-        """What sampling by passes over the graph takes."""
+        """Estimate what sampling by passes over the graph takes."""
         resources, record = self._resources, 4 * self._draft.spec.record.size
         manifest = resources.store.manifest
         blocks = max(r.num_blocks for r in manifest.relations)

@@ -45,11 +45,11 @@ from loaderd.sessions.sizing import (
     take_seeds,
 )
 
-_RANKS_HERE = 8  # of a job, that room is left for: of the others it is thought elsewhere
+_RANKS_HERE = 8  # ranks of a job that room is left for; others are assumed elsewhere
 
 
 class Partitions(NamedTuple):
-    """What macro-batches of a session are made of."""
+    """The seeds, memory and sizes of a session's macro-batches."""
 
     groups: SeedGroups
     memories: list[MacroMemory]
@@ -76,13 +76,13 @@ class MacrobatchSession(SampledSession):
         super().__init__(resources, number, spec, served, memory)
         self._node_rows = len(_rows_of(served, NodeType))  # they come before those of edges
         self._nothing_missing = nothing_missing(served)
-        self._in: dict[tuple[int, int], MacroMemory] = {}  # run and step -> where a batch lies
+        self._in: dict[tuple[int, int], MacroMemory] = {}  # run and step -> its macro-batch
         self._needed: Key | None = None  # of the batch that could not begin
         self._waiting_since = 0  # ns; for what is needed first
         self._loader = MacroLoader(self._macro_plan, memories, self._lock, self._on_read)
 
     def _on_read(self, served: Span, read: Span) -> None:
-        """By the loader's thread: a macro-batch is there, or could not be read."""
+        """Called by the loader's thread when a macro-batch is there, or could not be read."""
         for stage, span in ((SERVE_MACRO, served), (READ_MACRO, read)):
             if self._resources.trace is not None and span[0]:
                 self._resources.trace.write(STAGE, 0, stage, np.array(span))
@@ -134,7 +134,7 @@ class MacrobatchSession(SampledSession):
         return True
 
     def _acquire(self, run: int, unit: Unit) -> bool:
-        """Whether the macro-batch of a unit is there; it stays until the batch is gone."""
+        """Hold the macro-batch of a unit until its batch is gone; False: it is not there yet."""
         key: Key = (unit.epoch, unit.macro)
         self._want(*key)
         memory, now = self._loader.acquire(key), concurrency.perf_counter_ns()
@@ -145,7 +145,7 @@ class MacrobatchSession(SampledSession):
             self._loader.counters["macro_wait_ns"] += now - self._waiting_since
             self._waiting_since = 0
         self._in[run, unit.step] = memory
-        # nothing is asked for while a trainer is between two epochs: the next one is read meanwhile
+        # a trainer between two epochs asks for nothing: have the next macro-batch read meanwhile
         end = self._macro_plan.epoch_layout(unit.epoch).first_step[unit.macro + 1]
         if unit.step + 1 == end * self._plan.together:
             self._want(unit.epoch, unit.macro + 1)
@@ -201,13 +201,13 @@ class MacrobatchSession(SampledSession):
 
 
 def partition_files(resources: StoreResources) -> MacroFiles:
-    """Where a store's partitions lie: read once, for all sessions.  Raises CorruptBlock."""
+    """Locations of a store's partitions, read once for all sessions.  Raises CorruptBlock."""
     served = served_rows(resources.store.manifest)
     return MacroFiles(resources.store, served, resources.first_copied)
 
 
 class _MacroSize(NamedTuple):
-    """How much there is for a session."""
+    """What a session needs and gets."""
 
     need: SessionNeed
     sizes: Sizes
@@ -245,9 +245,9 @@ def _rows_of(
 
 
 def _size(resources: StoreResources, asked: Asked, files: MacroFiles) -> _MacroSize:
-    """What the session takes of the slots that are left for it.
+    """Divide the available slots for a session.
 
-    Raises Refused with the least that would do.
+    Raises Refused, which names the least that would do.
     """
     settings, resolved = resources.settings, asked.plan.resolved
     needs, available = needs_of(resources, asked), resources.broker.available()
@@ -261,9 +261,9 @@ def _size(resources: StoreResources, asked: Asked, files: MacroFiles) -> _MacroS
         few = resolved.macro.partitions == 1
         less = "a store of more partitions" if few else "fewer macro_partitions"
     check_room(resources, least + macro.least, available, less)
-    available = max(least, (available - macro.slots) // ranks)  # batches of the others come later
+    available = max(least, (available - macro.slots) // ranks)  # other ranks' batches come later
     need, sizes = choose_need(resources, asked, needs, available)
-    # of rows only those of edges pass through: those of nodes are in the macro-batch
+    # only rows of edges pass through: rows of nodes are in the macro-batch
     block_bytes = resources.store.manifest.block_bytes
     row_blocks = sum(
         row_geometry(r.array, block_bytes).num_blocks for r in _rows_of(asked.served, EdgeItems)
@@ -279,7 +279,7 @@ def _take_memories(
     files: MacroFiles,
     cut: MacroSizing,
 ) -> list[MacroMemory]:
-    """Memory for macro-batches, and what they share, which is read: hubs, tables of slots.
+    """Take memory for macro-batches, and read what they share: hubs, tables of slots.
 
     Raises Refused, CorruptBlock, OSError.
     """

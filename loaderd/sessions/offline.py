@@ -1,4 +1,4 @@
-"""The structure of a session's batches in order, for who packs them: no client, no rows."""
+"""Sample the structure of a session's batches in order, to pack them: no client, no rows."""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,7 +21,7 @@ from loaderd.sessions.hyperbatch import draft_session, size_session, take_sampli
 from loaderd.sessions.lookahead import LookAhead, SessionDraft, block_sampler
 from loaderd.sessions.sizing import ask, explained_shortage
 
-_MOST = 64  # batches asked for at a time where the graph is in memory
+_MOST = 64  # batches sampled at a time if the graph is in memory
 _AREA_BYTES = 64 << 20  # for their structures, at most
 
 
@@ -37,7 +37,7 @@ def bare_store(store: Store) -> Store:
 
 
 class OfflineSampler(Closing):
-    """Samples batches as a session of the same request would, all positions of its ranks."""
+    """Samples batches as a session of the same request would, at all positions of its ranks."""
 
     def __init__(self, store: Store, request: Attach, settings: EngineSettings) -> None:
         """`request`: of rank `EVERY_RANK`, if there are several.
@@ -66,7 +66,7 @@ class OfflineSampler(Closing):
         workers = SessionWorkers(draft.workspaces, resources.workers.later, lambda: None)
         cut = LookAhead(resources, draft).cut(0)
         self._sampler: StructureSampler
-        if cut is None:  # the graph is in memory, or has room for one batch at a time only
+        if cut is None:  # the graph is in memory, or there is room for one batch at a time only
             slot_bytes = resources.budget.slot_bytes
             room = min(_AREA_BYTES // slot_bytes, resources.broker.row_slots() // 2)
             self._area = StructureArea(allocation.run(max(draft.need.structure, room)))

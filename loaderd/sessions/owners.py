@@ -1,8 +1,8 @@
 """Owner maps of sessions: a batch that is built once names the owner of each of its nodes.
 
-Trainers of one job cut their own pieces out of the batch (`clients.split`).  A map lies behind the
-seeds of the session that builds for all of them, so it comes and goes with that, and its memory is
-known before it is read.
+Trainers of one job cut their own pieces out of the batch (`clients.split`).  A map is stored after
+the seeds of the session that builds for all of them, so it lives as long as that session, and its
+memory is known before it is read.
 """
 
 from dataclasses import replace
@@ -21,12 +21,12 @@ from loaderd.plans.minibatch import MinibatchPlan
 
 
 def least_owner_bytes(request: Attach) -> int:
-    """Of a node's owner, at least: how many owners there are, only the map itself says."""
+    """Minimum bytes of a node's owner: only the map itself says how many owners there are."""
     return np.dtype(np.uint8).itemsize if request.owners else 0
 
 
 def owner_bytes(store: Store, request: Attach) -> int:
-    """Of a node's owner.  Raises Refused: there is no such map."""
+    """Bytes of a node's owner.  Raises Refused: there is no such map."""
     if not request.owners:
         return 0
     try:
@@ -36,7 +36,7 @@ def owner_bytes(store: Store, request: Attach) -> int:
 
 
 def map_digest(store: Store, request: Attach) -> str:
-    """Of the map that a request names; "": it names none.
+    """Digest of the map that a request names; "": it names none.
 
     Raises Refused: its batches cannot be split, or not by this map.
     """

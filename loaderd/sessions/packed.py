@@ -2,8 +2,8 @@
 
 `blockstore pack` has written, for each batch of some epochs, its structure, and for each group of
 batches the rows that few of them share.  A session of these parameters reads both in order.  It is
-one of hyperbatches in all but where structure and rows come from.  Sessions of other parameters,
-and epochs that are not packed, are served as if there were no pack.
+a session of hyperbatches, but for where structure and rows come from.  Sessions of other
+parameters, and epochs that are not packed, are served as if there were no pack.
 """
 
 import logging
@@ -46,7 +46,7 @@ from loaderd.sessions.hyperbatch import HyperbatchSession, size_session
 from loaderd.sessions.owners import read_map
 from loaderd.sessions.sizing import Asked, BatchMemory, ask
 
-_PLANS = ("auto", MinibatchPlan.name, HyperbatchPlan.name)  # whose batches a pack may hold
+_PLANS = ("auto", MinibatchPlan.name, HyperbatchPlan.name)  # plans whose batches a pack may hold
 _STRUCTURES = 3  # areas: one that is read, one that waits, one that is handed over
 _TOGETHER = 8  # batches whose structure is read at a time, at most
 _MOST_AREAS = 6
@@ -57,18 +57,18 @@ class PackedMemory(NamedTuple):
     """Slots of a session of packed epochs."""
 
     structures: int  # areas for the structure of some batches each
-    together: int  # how many
-    structure: int  # bytes of one of them
+    together: int  # batches in each of these
+    structure: int  # bytes of one batch's structure
     hot: int
-    areas: int  # for the rows of a group each
-    area: int  # of each
+    areas: int  # for rows, one group in each
+    area: int  # slots of each
     window: int
-    batch: int  # of a batch that is handed over
+    batch: int  # slots of a batch that is handed over
     slot_bytes: int
 
     @property
     def run(self) -> int:
-        """Of an area for structure, contiguous."""
+        """Contiguous slots of an area for structure."""
         return -(-self.together * self.structure // self.slot_bytes)
 
     @property
@@ -90,7 +90,7 @@ class PackedSession(HyperbatchSession):
         parts: "_Parts",
     ) -> None:
         self._parts = parts
-        seeds = np.empty(0, resources.store.manifest.id_dtype)  # its batches name theirs
+        seeds = np.empty(0, resources.store.manifest.id_dtype)  # its batches name their own
         times = np.empty(0, np.int64)
         record = edge_record(resources.store.manifest, asked.plan.resolved)
         spec = BatchSpec(asked.plan, seeds, times, None, record, parts.owners)
@@ -127,7 +127,7 @@ class PackedSession(HyperbatchSession):
 
 
 class _Parts(NamedTuple):
-    """What a session reads its pack by."""
+    """What a session reads its pack with."""
 
     batches: PackIndex
     files: PackFiles
@@ -141,9 +141,9 @@ class _Parts(NamedTuple):
 
 
 def open_packed(resources: StoreResources, opening: Opening, epoch: int) -> PackedSession | None:
-    """A session that has this epoch from a pack; None: it is to be had otherwise.
+    """Open a session that reads this epoch from a pack; None: it must be served otherwise.
 
-    Raises Refused: nobody serves this request.  Why a pack that is there is not used, the log says.
+    Raises Refused: nobody serves this request.  The log says why an existing pack is not used.
     """
     request = opening.request
     alone = request.world_size > 1 and request.rank != EVERY_RANK  # positions are not its steps
@@ -182,7 +182,7 @@ def _fits(resources: StoreResources, asked: Asked) -> bool:
 def _open(
     resources: StoreResources, number: int, asked: Asked, index: PackIndex, files: PackFiles
 ) -> PackedSession:
-    """Raises Refused: it has no room."""
+    """Raises Refused: there is no room."""
     geometry = PackGeometry(index.pack, rows_by_type(asked.served))
     slot_bytes, owners = resources.budget.slot_bytes, asked.owner_bytes
     map_slots = -(-owners * resources.store.manifest.num_nodes // slot_bytes)
@@ -229,12 +229,12 @@ def _take(
 def cut_packed(
     geometry: PackGeometry, pack: Pack, slot_bytes: int, room: int, window: int, owners: int = 0
 ) -> PackedMemory:
-    """How a session shares `room` slots; what has more `slots` than that is the least there is.
+    """Divide `room` slots for a session; a result with more `slots` is the least possible.
 
     owners   bytes of a node's owner, if the session has an owner map
 
-    A group is read while the one before it is served, and batches of it are in flight.  If two have
-    no room a group is read when all batches of the one before it have been released.
+    A group is read while the one before it is served, and batches of it are in flight.  Without
+    room for two, a group is read when all batches of the one before it have been released.
     """
     nodes = max(n for epoch in pack.epochs for n in epoch.nodes)
     pages = max(
@@ -243,7 +243,7 @@ def cut_packed(
         for own, n in zip(epoch.pages, epoch.nodes, strict=True)
     )
     records = max(own for epoch in pack.epochs for own in epoch.pages)
-    # of what is handed over, arrays are aligned that are one in a record
+    # arrays that lie as one in a record are aligned one by one when they are handed over
     arrays = 9 + sum(map(len, pack.resolved.fanouts))
     structure = -(-(records * PAGE_BYTES + nodes * owners + ALIGN * arrays) // slot_bytes)
     addresses = -(-(8 * nodes + ALIGN) * len(geometry.per_block) // slot_bytes)

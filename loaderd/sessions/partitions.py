@@ -1,4 +1,4 @@
-"""Plan `partitions`: each batch has all seeds of some partitions, whose nodes alone are expanded.
+"""Plan `partitions`: a batch has all seeds of some partitions, and expands only their nodes.
 
 Batches are sampled as plain minibatches are, from the whole graph; seeds are dealt out as those of
 macro-batches.

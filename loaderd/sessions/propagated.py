@@ -1,7 +1,7 @@
-"""Propagated features: a thread has the rows of the next batches brought, and hands them over.
+"""Propagated features: a thread requests the rows of the next batches, and hands them over.
 
-No worker and no workspace: arrays are in memory whole, shared by all sessions, or pass by through
-buffers of the session (`loaderd.sampling.propagated.source`).
+It needs no worker and no workspace: arrays are wholly in memory, shared by all sessions, or are
+read through buffers of the session (`loaderd.sampling.propagated.source`).
 """
 
 from collections import deque
@@ -36,7 +36,7 @@ from loaderd.sessions.base import Allocation, Consumer, Kind, Opening, StoreReso
 
 
 class PropagatedMemory(NamedTuple):
-    """What a session has taken."""
+    """The memory that a session has taken."""
 
     cut: HopSizing
     allocation: Allocation  # buffers
@@ -44,14 +44,14 @@ class PropagatedMemory(NamedTuple):
     held: list[ResidentArray]  # arrays of the cache that are in memory for it
 
     def free(self) -> None:
-        """Nothing is on its way."""
+        """Give all of it back; nothing may be in flight."""
         self.allocation.free()
         self.cache.give(self.held)
 
 
 @dataclass(slots=True)
 class _PropagatedBatch:
-    """A batch on its way."""
+    """A batch in flight."""
 
     wanted: Wanted
     unit: Unit
@@ -62,7 +62,7 @@ class _PropagatedBatch:
 
 
 class PropagatedSession:
-    """Credits and order of one session.  As many batches are on their way as have a buffer."""
+    """Credits and order of one session.  As many batches are in flight as have a buffer."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class PropagatedSession:
         source: RowSource,
         stop: concurrency.Event,
     ) -> None:
-        """`stop`: also the source looks whether the session ends."""
+        """`stop`: set when the session ends; the source looks at it, too."""
         self.number, self.plan = number, plan.name
         self._resources, self._plan, self._arrays = resources, plan, arrays
         self._memory, self._source, self._stop = memory, source, stop
@@ -82,9 +82,9 @@ class PropagatedSession:
         self._changed = concurrency.Condition(resources.lock)
         self._free = list(range(self._window))
         self._leased: dict[tuple[int, int], int] = {}  # run and step -> buffer
-        self._run = -1  # the first that goes on
+        self._run = -1  # first run that goes on
         self._consumer: Consumer | None = None
-        self._more = False  # batches may be wanted that nobody has asked for yet
+        self._more = False  # the consumer may want batches: ask it
         self._batches = self._rows = 0
         self._over = concurrency.Event()
         self._thread = concurrency.Thread(target=self._serve, name=f"hops-{number}", daemon=True)
@@ -210,7 +210,7 @@ class PropagatedSession:
             job.error = error
 
     def _hand_over(self, job: _PropagatedBatch) -> None:
-        """Wait for a batch; it goes to the client, or its buffer is free."""
+        """Wait for a batch; send it to the client, or free its buffer."""
         error, wanted = _settle(job), job.wanted
         with self._changed:
             over = wanted.run < self._run or self._consumer is None or self._stop.is_set()
@@ -219,7 +219,7 @@ class PropagatedSession:
             if over or self._consumer is None:
                 return
             if error is not None:
-                self._run, self._more = wanted.run + 1, False  # what else comes is dropped
+                self._run, self._more = wanted.run + 1, False  # later batches are dropped
                 self._consumer.deliver(failure(self.number, wanted, error_text(error)))
             else:
                 self._leased[wanted.run, wanted.step] = job.buffer
@@ -244,7 +244,7 @@ class PropagatedSession:
 
 
 def _settle(job: _PropagatedBatch) -> BaseException | None:
-    """Wait until nothing of a batch is on its way; the first error."""
+    """Wait until nothing of a batch is in flight; returns the first error."""
     try:
         job.arrival.wait()
     except Exception as error:
@@ -258,7 +258,7 @@ def _settle(job: _PropagatedBatch) -> BaseException | None:
 def _open(
     resources: StoreResources, number: int, plan: HopPlan, arrays: list[HopArray], size: HopSizing
 ) -> PropagatedSession:
-    """A session with so much memory.  Raises Refused."""
+    """Open a session with this much memory.  Raises Refused."""
     stop, cache = concurrency.Event(), resources.shared(array_cache)
     resident = cache.take(arrays) if size.held else []
     try:
@@ -291,14 +291,14 @@ def _open(
 
 
 def array_cache(resources: StoreResources) -> ArrayCache:
-    """The arrays that are in memory whole, for all sessions of a store."""
+    """The arrays that are wholly in memory, for all sessions of a store."""
     return ArrayCache(
         resources.broker, resources.arena, resources.reader, resources.budget.slot_bytes
     )
 
 
 def open_propagated(resources: StoreResources, opening: Opening) -> PropagatedSession:
-    """A session; its arrays are held if that can be.  Raises Refused, StoreError."""
+    """Open a session; its arrays are held in memory if they fit.  Raises Refused, StoreError."""
     manifest, number, request = resources.store.manifest, opening.number, opening.request
     resolved = resolve_hops(manifest, request)
     hops = resolved.hops

@@ -1,4 +1,4 @@
-"""From what a client asked for to resolved semantic parameters and the plan that serves them."""
+"""Resolve a request to its semantic parameters, and make the plan that serves them."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -37,7 +37,7 @@ FRONTIERS = ("new", "layer")  # a hop expands newly found nodes, or all found so
 MAX_HOPS = 16
 _FAMILIES = {MacrobatchPlan.name: "macro", PartitionPlan.name: "partitions"}  # of macro-batches
 MAX_FANOUT = 1 << 16
-# Pure parts of plans that sample, by what a client asks for.  Of `auto` those of what is in memory.
+# Pure parts of plans that sample, by the name in a request.  `auto`: as if all is in memory.
 PLANS: dict[str, type[MinibatchPlan]] = {
     "auto": MinibatchPlan,
     **{p.name: p for p in (MinibatchPlan, HyperbatchPlan, MacrobatchPlan, PartitionPlan)},
@@ -46,7 +46,7 @@ WHOLE_COLUMNS = ((-1,),)  # fanouts of samplers that begin at no seeds
 
 
 def seed_type(manifest: Manifest, request: Attach) -> NodeType:
-    """The node type that the seeds belong to; Refused where it is unknown or not named."""
+    """The node type that the seeds belong to.  Raises Refused: it is unknown or not named."""
     if not request.seed_type and len(manifest.types) == 1:
         return manifest.types[0]
     for node_type in manifest.types:
@@ -59,7 +59,7 @@ def seed_type(manifest: Manifest, request: Attach) -> NodeType:
 
 
 def resolve_fanouts(request: Attach, relations: Sequence[Relation]) -> tuple[tuple[int, ...], ...]:
-    """Fanouts [hop][relation]; Refused where a relation has none, or they are out of range."""
+    """Fanouts [hop][relation].  Raises Refused: a relation has none, or one is out of range."""
     names = [_relation_name(r) for r in relations]
     for name in request.fanouts:
         if name not in names:
@@ -208,7 +208,7 @@ def _check_edge_features(manifest: Manifest) -> None:
 
 
 def resolve_rows(manifest: Manifest, request: Attach) -> RowChoice | None:
-    """Which row arrays come, type by type.  Raises Refused: there is no such array."""
+    """The row arrays that batches bring, type by type.  Raises Refused: no such array."""
     choice = request.rows
     if choice is None:
         return None
@@ -257,7 +257,7 @@ def seed_relation(manifest: Manifest, request: Attach) -> Relation | None:
 
 
 def _resolve_edges(manifest: Manifest, request: Attach) -> SeedEdges | None:
-    """What seed edges are and bring with them.  Raises Refused."""
+    """Resolve the parameters of seed edges.  Raises Refused."""
     edges = request.edges
     if edges is None:
         return None
@@ -290,7 +290,7 @@ def _resolve_edges(manifest: Manifest, request: Attach) -> SeedEdges | None:
 def _resolve_temporal(
     manifest: Manifest, request: Attach, fanouts: tuple[tuple[int, ...], ...]
 ) -> Temporal | None:
-    """How edges are sampled up to a time.  Raises Refused."""
+    """Resolve the parameters of sampling by time.  Raises Refused."""
     temporal, edges = request.temporal, request.edges
     if temporal is None:
         return None
@@ -356,7 +356,7 @@ def _reverse_of(manifest: Manifest, seeds: Relation, asked: str) -> Relation:
 
 
 def _resolve_macro(manifest: Manifest, request: Attach) -> MacroBatch:
-    """What macro-batches are made of.  Raises Refused."""
+    """Resolve the parameters of macro-batches.  Raises Refused."""
     count = max(t.num_partitions for t in manifest.types)
     if not count:
         raise Refused(
@@ -398,7 +398,7 @@ def _check_whole(manifest: Manifest, request: Attach) -> None:
 
 
 def has_halos(manifest: Manifest) -> bool:
-    """Whether partitions have nodes from outside with them: hubs are in the last group alone."""
+    """Whether partitions store nodes from outside; the last group has only the hubs."""
     return any(
         t.halo is not None and t.halo.nodes.num_rows > (t.hubs.num_rows if t.hubs else 0)
         for t in manifest.types

@@ -43,17 +43,17 @@ from loaderd.sessions.sizing import (
 )
 
 Sample = Callable[[Unit, Workspace], Structure]
-# of the seeds, and of memory for an order of them, int64 (num_seeds,): how batches are sampled
+# from the seeds, and memory for an order of them, int64 (num_seeds,): how batches are sampled
 Prepare = Callable[[BatchSpec, NDArray[np.int64]], tuple[BatchSpec, Sample]]
-_WIDEST = 64  # batches in flight of sessions that share
-_SPARE = 8  # slots of the pools that are left to them
+_WIDEST = 64  # batches in flight up to which a shared session is widened
+_SPARE = 8  # free slots that `widen` leaves to the pools
 
 
 class SampledSession:
-    """Its methods that begin with an underscore are called under its lock, or by a worker."""
+    """Methods that begin with an underscore are called under its lock, or by a worker."""
 
     holds_all = False
-    _has_threads = False  # of its own
+    _has_threads = False  # threads of its own
     _consumer: Consumer | None = None  # before the first start
 
     def __init__(
@@ -65,7 +65,7 @@ class SampledSession:
         memory: BatchMemory,
         sample: Sample | None = None,
     ) -> None:
-        """`sample`: by a worker; None: around the seeds of a batch, in the whole graph."""
+        """`sample`: called by a worker; None: sample around a batch's seeds, in the whole graph."""
         self._sample_batch = sample or partial(resources.builder.structure, spec)
         self.number, self.plan = number, spec.plan.name
         self._resources, self._spec, self._plan = resources, spec, spec.plan
@@ -74,7 +74,7 @@ class SampledSession:
         sizes = RowSizes(tuple(slot_bytes // r.array.row_bytes for r in served), slot_bytes)
         self._state = SessionState(memory.window, memory.quota, sizes)
         self._lock = resources.lock
-        self._newest = Wanted(-1, 0, 0)  # that the consumer has asked for
+        self._newest = Wanted(-1, 0, 0)  # batch that the consumer has asked for
         self._closed = self._freed = False
         self._over = concurrency.Event()  # its threads have ended
         self._counters = dict.fromkeys(
@@ -84,7 +84,7 @@ class SampledSession:
     # -- what another kind of sampled batches does in its own way ---------------------------------
 
     def _begin(self) -> None:
-        """Earlier runs have ended."""
+        """Called when a run begins: earlier ones have ended."""
 
     def _start_batches(self) -> None:
         """Have workers begin batches, as many as may be on their way."""
@@ -108,7 +108,7 @@ class SampledSession:
             return None
         unit = self._plan.unit(wanted.epoch, wanted.step)
         if not self._acquire(wanted.run, unit):
-            # an earlier one may be wanted before this one can begin: of a rank that comes late
+            # before this one can begin, a rank that comes late may want an earlier one
             assert self._consumer is not None
             self._consumer.put_back(wanted)
             return None
@@ -120,7 +120,7 @@ class SampledSession:
         return True
 
     def _may_place(self, job: BatchInProgress) -> bool:
-        """Whether a batch whose turn has come can be placed now; else it is when it is ready."""
+        """Whether a batch whose turn has come can be placed now; else it is placed when ready."""
         del job
         return True
 
@@ -148,10 +148,10 @@ class SampledSession:
         """A batch has been released, or its run has ended."""
 
     def _stop(self) -> None:
-        """Threads of its own begin nothing more; returns at once."""
+        """Have its own threads begin nothing more; returns at once."""
 
     def _end_threads(self) -> None:
-        """Without the lock, after `_stop`: wait for them."""
+        """Wait for these threads; called after `_stop`, without the lock."""
 
     def _taken(self) -> int:
         """Slots of the arena that it has."""
@@ -165,7 +165,7 @@ class SampledSession:
         return {}
 
     def _own_basis(self) -> str:
-        """What else it has taken, as a line of the ledger says it."""
+        """What else it has taken, as text for the ledger."""
         return ""
 
     # -- what its owner asks ----------------------------------------------------------------------
@@ -219,7 +219,7 @@ class SampledSession:
             return self._state.depth
 
     def widen(self, batches: int) -> None:
-        """As many more batches in flight, each with its slots; fewer if these are not free."""
+        """Allow so many more batches in flight, each with its slots; fewer if few are free."""
         with self._lock:
             if self._closed:
                 return
@@ -300,7 +300,7 @@ class SampledSession:
             self._fail(self._newest, error_text(error))
 
     def _fail(self, wanted: Wanted, text: str) -> None:
-        """Nothing more comes of a run; the client is told."""
+        """End a run with an error, and tell the client."""
         step = wanted.step // self._plan.together
         self._deliver(failure(self.number, wanted, text, step))
 
@@ -344,7 +344,7 @@ class SampledSession:
             ready = self._state.filled(job, placement, message)
             if placement.last:
                 self._give_work(job)
-            for out in ready:  # what nobody wants any more is released meanwhile
+            for out in ready:  # batches that nobody wants any more are released here
                 self._deliver(out)
             self._pump()
 
@@ -363,9 +363,9 @@ class SampledSession:
             self._counters["rows"] += job.structure.num_nodes
 
     def _run_step(self, job: BatchInProgress, step: Callable[[], Callable[[], None]]) -> None:
-        """Run one step of a job, and under the lock what it returns, if the run still goes on.
+        """Run one step of a job, then what it returns, under the lock, if the run still goes on.
 
-        The job is this worker's, `busy`, until then: whoever ends its run leaves it to the worker.
+        Until then the job is `busy` with this worker: whoever ends its run leaves it to the worker.
         An error ends the run and reaches the client.
         """
         try:
@@ -401,7 +401,7 @@ class SampledSession:
         self._built(job)
 
     def _drop_rows(self, job: BatchInProgress) -> None:
-        """Blocks that a batch's rows are in may leave memory."""
+        """Unpin the blocks that a batch's rows are in."""
         if job.addressed is not None:
             self._resources.assembler.drop(job.addressed.pins)
             job.addressed = None
@@ -421,7 +421,7 @@ class SampledSession:
         return self._memory.workspaces.all_home and self._state.idle
 
     def _free_if_idle(self) -> None:
-        """Give back the memory of a detached session once nobody has anything of it."""
+        """Give back the memory of a detached session once nobody uses any of it."""
         if self._closed and self._over.is_set() and not self._freed and self._idle():
             self._freed = True
             self._free()
@@ -435,19 +435,19 @@ def _owners_text(spec: BatchSpec) -> str:
 
 
 def nothing_missing(served: list[ServedRows]) -> Addressed:
-    """Of a batch whose rows are all in memory that is the session's."""
+    """The `Addressed` of a batch whose rows are all in the session's own memory."""
     return Addressed(Pins((), ()), 0, (0,) * len(served))
 
 
 def _row_spec(rows: ServedRows) -> RowArraySpec:
-    """As the client is told of it."""
+    """The description of a row array that the client gets."""
     array, of_edges = rows.array, isinstance(rows.node_type, EdgeItems)
     owner = ("", rows.node_type.name) if of_edges else (rows.node_type.name, "")
     return RowArraySpec(rows.name, array.dtype, array.row_shape, array.row_bytes, *owner)
 
 
 def open_sampled(resources: StoreResources, opening: Opening) -> SampledSession:
-    """A session of plain minibatches.  Raises Refused, StoreError."""
+    """Open a session of plain minibatches.  Raises Refused, StoreError."""
     return open_session(resources, opening.number, ask(resources, opening, MinibatchPlan.name))
 
 
@@ -459,11 +459,11 @@ def open_session(
     ordered: bool = False,
     less: str = SMALLER,
 ) -> SampledSession:
-    """A session whose batches workers sample one after another, and the memory that it needs.
+    """Open a session whose batches workers sample one after another, and take its memory.
 
     prepare   how it samples; None: around its seeds, in the whole graph
-    ordered   that takes room for an order of the seeds
-    less      what would need less memory, for who asks for too much
+    ordered   whether that takes room for an order of the seeds
+    less      what would need less memory, to be named in a refusal
 
     Raises Refused, StoreError.
     """

@@ -1,4 +1,4 @@
-"""From the seeds that a client names to a table of store ids in the arena."""
+"""Turn the seeds that a client names into a table of store ids in the arena."""
 
 from typing import Any
 
@@ -21,9 +21,9 @@ MAX_LISTED = 1 << 23  # edge ids of a split: sorting them takes 64 MiB
 def count_seeds(
     node_type: NodeType, split: str, ids: NDArray[np.int64] | None, mask_size: int = 0
 ) -> int:
-    """How many seeds the request names.
+    """Count the seeds that the request names.
 
-    mask_size   of the mask over the type's nodes that the ids are what is set of; 0: there is none
+    mask_size   length of the mask over the type's nodes that the ids come from; 0: no mask
 
     Raises Refused: unknown split, id out of range, a mask over another number of nodes.
     """
@@ -60,7 +60,7 @@ def check_mask(node_type: NodeType, mask_size: int) -> None:
 def count_edges(
     manifest: Manifest, relation: Relation, split: str, ids: NDArray[np.int64] | None
 ) -> int:
-    """How many seed edges the request names.  Raises Refused: unknown split, id out of range.
+    """Count the seed edges that the request names.  Raises Refused: unknown split, id out of range.
 
     ids   int64 (2 * edges,)   original ids: all sources, then all targets
     """
@@ -88,7 +88,7 @@ def count_edges(
 
 
 def _check_positions(relation: Relation, split: str, num_rows: int) -> None:
-    """Of a split that lists edge ids.  Raises Refused."""
+    """Check a split that lists edge ids.  Raises Refused."""
     if relation.edge_id_dtype is None:
         raise Refused(
             f"split {split!r} of edges lists edge ids, the store has none; ingest with --edge-ids, "
@@ -108,9 +108,9 @@ def _ends(relation: Relation) -> tuple[str, str]:
 def table_items(
     manifest: Manifest, relation: Relation | None, split: str, resolved: Resolved
 ) -> int:
-    """Ids that fit the room which a session's table of seeds takes.
+    """The size of a session's table of seeds, in ids.
 
-    relation   where seeds are edges
+    relation   of seeds that are edges; None: they are nodes
     """
     if relation is None:
         return resolved.num_seeds
@@ -122,7 +122,7 @@ def table_items(
 def lookup_items(split: str, resolved: Resolved) -> int:
     """Original ids that are read from the store while a table of seeds is made: int64.
 
-    0 where they are those of the request, or the seeds are all that there are.
+    0 if the request brings them, or the seeds are all nodes or edges.
     """
     return resolved.num_seeds if split not in ("", "all") else 0
 
@@ -136,13 +136,13 @@ def fill_edges(
     scratch: NDArray[np.int64],
     out: NDArray[Any],
 ) -> EndTable:
-    """Seed edges in the order given, as store ids of their ends; of all edges their places.
+    """The table of seed edges in the order given: store ids of their ends; of "all", block offsets.
 
     scratch  int64 (lookup_items,)     holds original ids meanwhile
     out      id_dtype (table_items,)   what the table is made of
 
-    Passes over the inverse maps on disk, once for each end; of a split that lists edge ids over the
-    graph.  Raises CorruptBlock, Refused.
+    Passes over the inverse maps on disk, once for each end; for a split that lists edge ids, over
+    the graph.  Raises CorruptBlock, Refused.
     """
     manifest, spec = store.manifest, resolved.edges
     assert spec is not None
@@ -189,7 +189,7 @@ def _look_up(store: Store, node_type: NodeType, ids: NDArray[np.int64], out: NDA
 def _find_listed(
     store: Store, relation: Relation, split: str, edge_ids: NDArray[np.int64], ends: NDArray[Any]
 ) -> None:
-    """Ends of the edges of these ids, in their order; `edge_ids` are sorted meanwhile."""
+    """Find the ends of the edges of these ids, in their order; sorts `edge_ids`."""
     order = np.argsort(edge_ids)
     edge_ids.sort()
     found = 0

@@ -1,4 +1,4 @@
-"""What a session of sampled batches takes of the arena: how much it needs and gets, its seeds."""
+"""Size the memory of a session of sampled batches, and take it: seeds, workspaces, slots."""
 
 import hashlib
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ from loaderd.sessions.seeds import (
 
 SMALLER = "a smaller batch_size or smaller fanouts"
 FEWER_EDGES = "smaller subgraphs, or subgraph={'max_edges': fewer}, if they have fewer"
-_ROOMY = 512  # slots: sessions of hyperbatches have a cache then
+_ROOMY = 512  # slots, with more of which sessions of hyperbatches have a cache
 
 
 class Asked(NamedTuple):
@@ -76,7 +76,7 @@ class Asked(NamedTuple):
 
 
 class SessionSizing(NamedTuple):
-    """How much of each a session gets: physical, so it may follow the budget."""
+    """How much a session gets of each: physical, so it may depend on the budget."""
 
     workers: int  # workspaces
     transit: int  # slots of each workspace, for pages that pass through
@@ -111,7 +111,7 @@ def _seeds_name(split: str, frame: NDArray[np.int64] | None) -> str:
 def resolve_sampled(
     manifest: Manifest, request: Attach, frame: NDArray[np.int64] | None
 ) -> Resolved:
-    """What fixes a session's batches; `frame`: ids and times of seeds.  Raises Refused."""
+    """Resolve what fixes a session's batches; `frame`: ids and times of seeds.  Raises Refused."""
     ids, times = split_frame(request, frame)
     name, relation = _seeds_name(request.split, frame), seed_relation(manifest, request)
     if relation is not None:
@@ -133,7 +133,7 @@ def check_possible(
 ) -> None:
     """Raises Refused: the request cannot be served with `most` slots, or not at all.
 
-    It reads nothing and takes nothing, and is asked before the numbers of a request are sent.
+    Reads nothing and takes nothing; called before the numbers of a request are sent.
     """
     slots = -(-8 * request.ids // budget.slot_bytes)
     check_numbers(manifest, request, settings, budget, slots, most)
@@ -150,7 +150,7 @@ def check_possible(
 
 
 def ask(resources: StoreResources, opening: Opening, plan: str) -> Asked:
-    """The request for a plan.  Raises Refused."""
+    """Resolve a request for a plan.  Raises Refused."""
     manifest = resources.store.manifest
     request, frame = opening.request, opening.frame
     resolved = resolve_sampled(manifest, request, frame)
@@ -169,7 +169,7 @@ def ask(resources: StoreResources, opening: Opening, plan: str) -> Asked:
 
 
 def least_slots(manifest: Manifest, request: Attach, resolved: Resolved, slot_bytes: int) -> int:
-    """Slots without which no session of this request is served: at least so many, maybe more.
+    """A lower bound of the slots that a session of this request needs.
 
     Macro-batches need their own memory beside it.
     """
@@ -195,8 +195,7 @@ def check_numbers(
     slots       that the numbers take
     available   slots that can be had
 
-    It is asked before the numbers are sent.  The memory that it names is enough for the session,
-    too.
+    Called before the numbers are sent.  The memory that it names is enough for the session, too.
     """
     if request.plan in METHOD_OF:
         raise Refused(f"plan {request.plan!r}: its seeds are a split; leave the ids out")
@@ -221,7 +220,7 @@ def session_needs(
     slot_bytes: int,
     owners: int,
 ) -> dict[bool, SessionNeed]:
-    """What a session needs with a table of all nodes, and without.
+    """What a session needs with a table of all nodes (True), and without (False).
 
     num_ids, num_times   of the table of seeds
     num_lookup           original ids that are looked up for it, as `lookup_items` says
@@ -247,7 +246,7 @@ def session_needs(
 
 
 def needs_of(resources: StoreResources, asked: Asked) -> dict[bool, SessionNeed]:
-    """What a session needs with a table of all nodes, and without."""
+    """What a session needs with a table of all nodes (True), and without (False)."""
     return session_needs(
         resources.store.manifest, asked.plan, asked.num_ids, asked.times.size, asked.lookup,
         resources.budget.slot_bytes, asked.owner_bytes,
@@ -255,14 +254,14 @@ def needs_of(resources: StoreResources, asked: Asked) -> dict[bool, SessionNeed]
 
 
 def least_of(needs: dict[bool, SessionNeed]) -> int:
-    """Slots without which the session cannot be served."""
+    """The minimum of slots to serve the session."""
     return min(need.least for need in needs.values())
 
 
 def choose_need(
     resources: StoreResources, asked: Asked, needs: dict[bool, SessionNeed], available: int
 ) -> tuple[SessionNeed, Sizes]:
-    """The faster of both: a table of all nodes, if it takes little of what is available."""
+    """Choose the faster one: a table of all nodes, if it takes little of what is available."""
     more = resources.settings.workers - 1
     stamp = (
         needs[True].workspace <= needs[False].workspace
@@ -277,8 +276,8 @@ def fit(
 ) -> tuple[SessionNeed, Sizes, int]:
     """What a session takes, and the slots that are available for it.
 
-    Raises Refused: too few, with `beside` slots that it takes for more than batches and their
-    seeds; `less` says what would need fewer.
+    Raises Refused: too few, with the `beside` slots that it takes for more than batches and seeds;
+    `less` says what would need fewer.
     """
     needs, available = needs_of(resources, asked), resources.broker.available()
     check_room(resources, least_of(needs) + beside, available, less)
@@ -304,8 +303,8 @@ def cut_session(
 
 
 def cut_workspaces(need: SessionNeed, available: int, window: int) -> SessionSizing:
-    """The same for hyperbatches, which begin with one workspace.  `need.least` fits."""
-    # blocks pass through where there is no room for a cache
+    """`cut_session` for hyperbatches, which begin with one workspace.  `need.least` fits."""
+    # blocks pass through if there is no room for a cache
     spare = available - need.workspace - need.seeds - need.least_quota
     transit = 2 if available > _ROOMY else max(2, min(MAX_TRANSIT // 2, spare // 8))
     return SessionSizing(1, transit, need.least_quota, window)
@@ -322,7 +321,7 @@ def check_room(resources: StoreResources, least: int, available: int, less: str 
 
 @contextmanager
 def explained_shortage(resources: StoreResources, least: int) -> Iterator[None]:
-    """Slots are there for a session, but batches in flight hold some of them.  Raises Refused.
+    """Explain a shortage of slots that batches in flight hold.  Raises Refused.
 
     Free slots that are not adjacent are of no use: the memory that is named has as many more.
     """
@@ -354,8 +353,8 @@ def take_seeds(
 ) -> BatchSpec:
     """Take room for the table of seeds and the owner map; fill it.  Raises Refused, StoreError.
 
-    It comes before everything else, at the top of the free slots: what lies below it can be given
-    back as one run.  Original ids pass through slots that are free again afterwards.
+    Called before anything else is taken, it takes the top of the free slots: what lies below can be
+    given back as one run.  Original ids pass through slots that are free again afterwards.
     """
     store, broker, plan, size = resources.store, resources.broker, asked.plan, asked.times.size
     memory, dtype = allocation.run(need.seeds), np.dtype(sizes.id_dtype)
@@ -388,7 +387,7 @@ class WorkspaceNeed(NamedTuple):
     shape: Shape  # of a batch
     number: int
     transit: int  # slots of each, for pages that pass through
-    small: bool = False  # they hold what batches usually take, and not the worst there may be
+    small: bool = False  # sized for usual batches, not for the largest possible
 
 
 def add_workspaces(

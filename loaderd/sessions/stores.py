@@ -1,4 +1,4 @@
-"""The stores that one daemon serves: opened, found by name, opened again, dropped."""
+"""The stores that one daemon serves: open them, find them by name, reload and drop them."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,14 +23,14 @@ from loaderd.sessions.engine import Engine
 
 
 def store_name(store: Store) -> str:
-    """What sessions call it: the name of its folder."""
+    """The name by which sessions ask for a store: that of its folder."""
     return store.path.resolve().name
 
 
 class Stores(Closing):
     """Engines by the names of their stores, in one arena.
 
-    One thread at a time changes which there are.
+    Only one thread at a time may open or drop stores.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Stores(Closing):
         )
         self.arena, self.lock = self._shared.arena, self._shared.lock
         self.engines: dict[str, Engine] = {}
-        self.retired: list[Engine] = []  # opened again, or dropped; some sessions still use them
-        self._reserve = settings.reserve_bytes  # that no table takes
-        self._tables: dict[Engine, range] = {}  # slots with the tables of a store opened later
+        self.retired: list[Engine] = []  # reopened or dropped, while sessions still use them
+        self._reserve = settings.reserve_bytes  # what is left of it for tables
+        self._tables: dict[Engine, range] = {}  # slots with tables of stores opened later
         first = 0
         try:
             for store, budget in zip(stores, budgets, strict=True):
@@ -74,7 +74,7 @@ class Stores(Closing):
         self._shared.close()
 
     def all(self) -> list[Engine]:
-        """Those that serve, and those that still do."""
+        """Engines that serve, and retired ones that sessions still use."""
         return [*self.engines.values(), *self.retired]
 
     def find(self, name: str) -> Engine:
@@ -91,7 +91,7 @@ class Stores(Closing):
         return store_name(engine.store)
 
     def gather(self, engine: Engine, wanted: int, busy: Callable[[Engine], bool]) -> None:
-        """Slots for a store: all free ones of those that nobody uses, and of others what lacks."""
+        """Move slots to a store: all free ones of unused stores, then what it lacks from others."""
         others = sorted((e for e in self.all() if e is not engine), key=busy)
         for other in others:
             lacks = wanted - engine.broker.available()
@@ -108,12 +108,12 @@ class Stores(Closing):
     ) -> list[str]:
         """Serve these from now on; returns what has changed, a line each.
 
-        needed   slots that must stay free for sessions of the stores that are served now: asked
-                 when those of another store have been taken, as sessions come and go meanwhile
+        needed   slots that must stay free for sessions of the stores that are served now; called
+                 after a new store has taken its own, as sessions come and go meanwhile
 
-        A store that is as it was goes on.  One that is not named any more, or has another
+        An unchanged store goes on.  One that is not named any more, or has another
         fingerprint now, is closed by `sweep` when nobody uses it.  Raises Refused, StoreError,
-        and leaves all as it was.
+        and changes nothing then.
         """
         check_names(stores)
         wanted, fresh = {store_name(store) for store in stores}, self.fresh(stores)
@@ -141,13 +141,13 @@ class Stores(Closing):
         return {name: store for name, store in named if not self._is_served(name, store)}
 
     def sweep(self, busy: Callable[[Engine], bool]) -> None:
-        """Close what was retired and is used by nobody any more."""
+        """Close retired stores that nobody uses any more."""
         for engine in [e for e in self.retired if not busy(e) and not e.ending and e.broker.whole]:
             self._drop(engine)
             self.retired.remove(engine)
 
     def reserve_entries(self) -> list[LedgerEntry]:
-        """What is set aside, also by tables that have gone."""
+        """Memory set aside for tables, also what closed stores have given back to it."""
         if not self._reserve and not self.settings.reserve_bytes:
             return []
         basis = "for tables of stores that are opened later"
@@ -215,9 +215,9 @@ class Stores(Closing):
         return engine
 
     def _check_left(self, store: Store, least: int, needed: int) -> None:
-        """Raises Refused: one of the stores that are served cannot get the slots needed any more.
+        """Raises Refused: one of the served stores could no longer get the slots needed.
 
-        Whoever has a line has its slots, also for the line that comes after it.
+        A session with a stream has its slots, also for the stream that comes after it.
         """
         spare = {engine: engine.broker.spare() for engine in self.all()}
         for engine in spare if needed else ():

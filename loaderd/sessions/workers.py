@@ -1,4 +1,4 @@
-"""The worker threads: what clients wait for first, and of that what has had least of them.
+"""The worker threads: steps that clients wait for come first, least served owners first.
 
 Source of the order: start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 1996.
 """
@@ -26,7 +26,7 @@ class SerialExecutor:
         self._thread.start()
 
     def put(self, step: Callable[[], None]) -> None:
-        """To be done after those that were put before."""
+        """Queue a step after those that were put before."""
         self._steps.put(step)
 
     def put_later(self, step: Callable[[], None], delay_s: float) -> None:
@@ -35,7 +35,7 @@ class SerialExecutor:
         timer.start()
 
     def close(self) -> None:
-        """What was put before is done; nothing after it."""
+        """End the thread after the steps that were put before."""
         self.closed = True
         self._steps.put(None)
         self._thread.join()
@@ -58,7 +58,7 @@ class _QueuedStep(NamedTuple):
     """A step for a worker: the lowest priority first, of these the earliest start."""
 
     priority: int
-    start: int  # ns of work that its owner had had
+    start: int  # ns of work done for its owner before
     number: int
     step: Callable[[], None] | None
     owner: int
@@ -70,7 +70,7 @@ class WorkerPool:
     def __init__(self, workers: int) -> None:
         self._tasks: concurrency.PriorityQueue[_QueuedStep] = concurrency.PriorityQueue()
         self._number = itertools.count()
-        self._worked: dict[int, int] = {}  # ns that each owner has had, or might have had by now
+        self._worked: dict[int, int] = {}  # ns of work that each owner has had, or could have
         self._now = 0  # start of the latest step that was begun: newcomers begin there
         self.idle = 0  # workers that wait for a step
         self._lock = concurrency.Lock()
@@ -88,7 +88,7 @@ class WorkerPool:
         self._put(_SOON, step, start, owner)
 
     def forget(self, owner: int) -> None:
-        """It asks for nothing any more."""
+        """Drop an owner that asks for nothing any more."""
         with self._lock:
             self._worked.pop(owner, None)
 

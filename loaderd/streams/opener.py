@@ -1,4 +1,4 @@
-"""Streams are opened for sessions, and the memory is shared out again if there are more of them."""
+"""Open streams for sessions, and divide the memory again when there are more streams."""
 
 import contextlib
 from collections import Counter
@@ -18,18 +18,18 @@ from loaderd.sessions.workers import SerialExecutor
 from loaderd.streams.registry import StreamGroup, StreamKey, StreamRegistry, StreamRequest
 from loaderd.streams.stream import Cursor, Stream
 
-SETTLE_S = 1.0  # without a release, where batches usually take less than half of that
-FIRST_S = 10.0  # that a trainer may take for its first batch: it compiles, and warms up
-AGAIN_S = 0.25  # between two tries to open a stream there was no room for
-TURN = 64  # batches of a stream, before another one may have its memory
-_LOOK_S = 0.01  # between two looks at streams that are to end
+SETTLE_S = 1.0  # shortest wait for a release; a batch usually takes less than half of that
+FIRST_S = 10.0  # time a trainer may take for its first batch: it compiles and warms up
+AGAIN_S = 0.25  # between two attempts to open a stream for which there is no room
+TURN = 64  # batches that a stream serves before another one may take its memory
+_LOOK_S = 0.01  # between two checks of streams that are to end
 
 
 class DrainDeadline:
-    """Of one stream, from now on.  Times in seconds, of any clock."""
+    """How long a stream's batches are waited for before it goes on.  Seconds of any clock."""
 
     def __init__(self, stream: Stream, now: float, allowed_s: float) -> None:
-        """`allowed_s`: from one release to the next, as far as is known of those who hold any."""
+        """`allowed_s`: estimated time between two releases by the sessions that hold batches."""
         self._begun = self._since = now
         self._held = stream.leased
         self._allowed_s = min(WAIT_S, max(SETTLE_S, allowed_s))
@@ -38,21 +38,21 @@ class DrainDeadline:
         """Whether nothing has moved for too long."""
         if stream.leased != self._held:
             self._held, self._since = stream.leased, now
-        waits = any(not c.held for c in stream.live)  # one for another one
+        waits = any(not c.held for c in stream.live)  # one cursor waits for another
         most = SETTLE_S if waits else self._allowed_s
         return now - self._since >= most or now - self._begun >= WAIT_S
 
 
 def allowed_s(num_batches: int, ready_s: float) -> float:
-    """Time for a release, of who has had batches for `ready_s` and released so many of them."""
+    """Time to allow a session for one release, if it has released `num_batches` in `ready_s`."""
     return 2 * ready_s / num_batches if num_batches else FIRST_S - ready_s
 
 
 class _Ended(NamedTuple):
-    """A stream that others are to follow."""
+    """A stream that has ended and is to be replaced."""
 
     group: StreamGroup
-    order: StreamRequest  # of another one in its place
+    order: StreamRequest  # for the stream in its place
     cursors: Sequence[Cursor]
 
 
@@ -66,19 +66,19 @@ class StreamOpener:
         self.executor = SerialExecutor("streams-open")
 
     def want(self, cursor: Cursor, again: bool = False) -> None:
-        """A session is to get a stream of its own, or a place that becomes free before.
+        """Get a session a stream of its own, or a place that becomes free before.
 
-        again   nobody else's stream gets less memory for it: two sessions that need most of the
-                arena would take the stream from each other for ever, and neither would get a batch
+        again   shrink nobody else's stream for it: two sessions that need most of the arena
+                would take it from each other for ever, and neither would get a batch
         """
         cursor.waits = True
         self.executor.put(partial(self._open_for, cursor, again))
 
     def open_stream(self, key: StreamKey, order: StreamRequest, cut: bool = True) -> Stream:
-        """A stream with a fair share of the arena; those that have more go on with less, if `cut`.
+        """Open a stream with a fair share of the arena; if `cut`, shrink those that have more.
 
-        It serves `order.epoch`, and maybe not every other one.
-        Raises Refused, StoreError.  `opening` is held.
+        It serves `order.epoch`, but maybe not every other epoch.  The caller holds `opening`.
+        Raises Refused, StoreError.
         """
         share, broker, unreleased = self._registry.fair_share(1), order.engine.broker, set[Stream]()
         order = order._replace(alike=1 + self._count_kinds()[order.kind])
@@ -86,7 +86,7 @@ class StreamOpener:
         if cut and share and broker.available() < share:
             unreleased = self._share_out(order, share)
             self._stores.gather(order.engine, share, self._registry.is_busy)
-        # a share may be less than the session needs at least: then all that can be had is tried
+        # a share may be less than the session's minimum: then try with all that is available
         try:
             return self._take(key, order, share)
         except Refused:
@@ -109,7 +109,7 @@ class StreamOpener:
                 "this session; begin a new session"
             )
         if session.holds_all or not order.again:
-            share = 0  # nothing is gained by opening it again when there is more room, or it cannot
+            share = 0  # more room would gain nothing, or it cannot be opened again
         return Stream(
             session, attached.num_steps, self._registry.send, self._registry.starved,
             share, key.world,
@@ -120,13 +120,13 @@ class StreamOpener:
     def _share_out(
         self, order: StreamRequest, share: int, every: bool = False, tried: Container[Stream] = ()
     ) -> set[Stream]:
-        """Streams with more than `share` slots end, and others go on in their place.
+        """Replace streams that have more than `share` slots by smaller ones.
 
-        every     also those that would have to read all again
-        tried     streams whose cursors have not released in time before
+        every     also those that would have to read everything again
+        tried     streams whose cursors did not release in time before
 
-        Nothing is done if that makes no room for what is asked for.  Returns the streams that stay,
-        as what is leased of them is not released.
+        Does nothing if that would not make room for `order`.  Returns the streams that stay
+        because their leased batches were not released.
         """
         slot_bytes = self._arena.slot_bytes
         with self._registry.lock:
@@ -152,8 +152,8 @@ class StreamOpener:
                 order = one.order._replace(alike=alike[one.order.kind])
                 ended.append(one._replace(order=order))
 
-        # rows that sessions share are given back by the last one: all end before others are opened,
-        # but for those whose batches are not released soon
+        # the last session that shares rows gives them back: all streams end before others are
+        # opened, except those whose batches are not released soon
         def replace() -> None:
             while ended:
                 self._replace(ended.pop(0), share)
@@ -172,11 +172,11 @@ class StreamOpener:
         then: Callable[[Stream], None],
         meanwhile: Callable[[], None] | None = None,
     ) -> set[Stream]:
-        """Wait until nothing is leased of streams that are closing, and do something with each.
+        """Wait until closing streams have no leased batches, and call `then` with each.
 
-        meanwhile   what is called while others are waited for, SETTLE_S after one could end
+        meanwhile   called while the others are awaited, SETTLE_S after the last one could end
 
-        Returns those whose batches were not released in time: they go on.
+        Returns the streams whose batches were not released in time: they go on.
         """
         left, unreleased = {stream: self._deadline(stream) for stream in streams}, set()
         last = self._clock()
@@ -201,7 +201,7 @@ class StreamOpener:
         return unreleased
 
     def _deadline(self, stream: Stream) -> DrainDeadline:
-        """As long as a release usually takes the slowest of those who hold any."""
+        """Allow what a release usually takes the slowest session that holds any of its batches."""
         with self._registry.lock:
             holders = [
                 cursor
@@ -218,7 +218,7 @@ class StreamOpener:
         stream.session.wake()
 
     def _end(self, stream: Stream) -> _Ended | None:
-        """A stream ends, who reads it has none; None: it has gone, or something is leased."""
+        """End a stream, which leaves its cursors without one; None: it has gone, or has leases."""
         with self._registry.lock:
             if stream not in self._registry.streams:
                 return None
@@ -230,7 +230,7 @@ class StreamOpener:
             return _Ended(group, group.order._replace(epoch=max(0, stream.epoch)), cursors)
 
     def _replace(self, ended: _Ended, share: int) -> None:
-        """A smaller stream in the place of one that has ended."""
+        """Open a smaller stream in place of one that has ended."""
         group, order, cursors = ended
         smaller = self._instead(group.key, order, share)
         with self._registry.lock:
@@ -249,36 +249,36 @@ class StreamOpener:
                         smaller.begin(cursor)
             self._find_places([c for c in cursors if c.stream is None])
             if smaller is not None:
-                self._registry.tidy(smaller)  # all have gone, while it was opened
+                self._registry.tidy(smaller)  # all may have gone while it was opened
 
     def _is_without(self, cursor: Cursor) -> bool:
         here = cursor.number in self._registry.sessions
         return here and cursor.stream is None and not cursor.waits
 
     def _find_places(self, cursors: list[Cursor]) -> None:
-        """For those of an ended stream who want batches, the slowest first."""
+        """Find places for cursors of an ended stream that want batches, the slowest first."""
         for cursor in sorted(cursors, key=lambda c: c.position):
             if cursor.active and not self._registry.place(cursor):
                 self.want(cursor, again=True)
 
     def _instead(self, key: StreamKey, order: StreamRequest, share: int) -> Stream | None:
-        """A stream with `share` slots.  If it cannot do with these, it gets back what it had.
+        """Open a stream with `share` slots or, if it cannot do with these, as large as before.
 
-        None if there is not even that.
+        None if there is not even room for that.
         """
         for most in (share, 0):
             try:
                 return self._take(key, order, most)
             except Refused:
                 continue
-            except Exception:  # whoever opens a stream for a session meets and reports it
+            except Exception:  # the next attempt for a session meets and reports it
                 break
         return None
 
     # -- a stream for a session that has none -----------------------------------------------------
 
     def _open_for(self, cursor: Cursor, again: bool = False) -> None:
-        """In the thread of the executor; `again` as for `want`."""
+        """Open a stream for a session, in the executor's thread; `again` as for `want`."""
         with self._registry.lock:
             here = cursor.waits and cursor.number in self._registry.sessions
             if not here or self.executor.closed or self._registry.place(cursor):
@@ -287,7 +287,7 @@ class StreamOpener:
         try:
             with self.opening:
                 order = group.order._replace(epoch=cursor.epoch)
-                # who reads the others of its job may have to wait for it, and would release nothing
+                # readers of its job's other streams may have to wait for it, and release nothing
                 cut = not again and not (group.key.in_step and group.streams)
                 stream = self.open_stream(group.key, order, cut)
         except ShuttingDown:
@@ -311,9 +311,9 @@ class StreamOpener:
             stream.begin(cursor)
 
     def _take_turn(self, cursor: Cursor, group: StreamGroup) -> bool:
-        """A stream of the session's kind that has served long ends; who reads it waits in turn.
+        """End a stream of the session's group that has served long; its readers wait in turn.
 
-        Whether one has: the session is the next to open one.
+        Returns whether one has ended: this session is the next to open one.
         """
         ended = list[Stream]()
         with self.opening:
@@ -331,7 +331,7 @@ class StreamOpener:
         return False
 
     def _tell(self, cursor: Cursor, error: Exception) -> None:
-        """No stream can be opened for a session: its run ends."""
+        """End a session's run with an error: no stream can be opened for it."""
         with self._registry.lock:
             cursor.waits = cursor.active = False
             self._registry.send(
@@ -344,9 +344,9 @@ class StreamOpener:
 
 
 def _may_end(stream: Stream) -> bool:
-    """Whether another one of its kind may have its memory, as there is none for both.
+    """Whether another stream of its group may take its memory, as there is none for both.
 
-    Not if ranks read it: they may have to wait for the one that wants it, and release nothing.
+    Not if ranks read it: they may have to wait for the rank that wants it, and release nothing.
     """
     unused = not stream.live and not stream.leased
     served = not stream.job and stream.served - stream.asked >= TURN

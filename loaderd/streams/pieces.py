@@ -1,4 +1,4 @@
-"""Where a cursor is in a stream, and the pieces of a batch that it is sent: row groups."""
+"""The position of a cursor in a stream, and the pieces (row groups) of a batch it is sent."""
 
 from dataclasses import dataclass
 from typing import TypeVar
@@ -13,12 +13,12 @@ Numbered = TypeVar("Numbered", bound=BatchReady | ChunkReady | RowGroup | Skippe
 
 @dataclass(slots=True)
 class CursorPosition:
-    """Where a cursor is in one run of a stream."""
+    """The position of a cursor in one run of a stream."""
 
     run: int
     next: int  # position that is sent next
     stride: int
-    ask: int  # the first that may not be in the ring
+    ask: int  # first position that may be missing from the ring
 
     def wants(self, run: int, step: int) -> bool:
         return run == self.run and step >= self.next and (step - self.next) % self.stride == 0
@@ -31,7 +31,7 @@ def is_last(piece: Piece) -> bool:
 
 
 def numbered(message: Numbered, session: int, run: int, world: int) -> Numbered:
-    """The same for a session: with its number, that of its run, and its step for a position."""
+    """Address a message to a session: its number, its run, and its step for the position."""
     own = {"session": session, "run": run, "step": message.step // world}
     if isinstance(message, BatchReady):
         return structs.replace(message, **own, rows=structs.replace(message.rows, **own))

@@ -1,4 +1,4 @@
-"""Which session reads which stream: it finds one, moves to another one, leaves it."""
+"""Assign sessions to streams: find one for each, move it to another one, take it off."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ class StreamKey(NamedTuple):
     plan: str
     alone: int  # number of a session that shares with nobody, else 0
     owners: str = ""  # digest of the owner map that batches name owners by
-    home: HomePlacement | None = None  # by that map, instead of ranges of seeds
+    home: HomePlacement | None = None  # seeds by that map, instead of by ranges
 
     @property
     def world(self) -> int:
@@ -66,19 +66,19 @@ class StreamKey(NamedTuple):
 
 
 class StreamRequest(NamedTuple):
-    """What streams of a group are opened with."""
+    """The parameters that a group's streams are opened with."""
 
     engine: Engine
     request: Attach
     ids: NDArray[np.int64] | None
-    least: int  # slots: with fewer of them none is opened
-    again: bool  # whether the ids are kept, so that another one can be opened
-    epoch: int = 0  # that is wanted of it
-    alike: int = 1  # streams of its store and plan, itself too, among which memory is shared out
+    least: int  # slots, without which none is opened
+    again: bool  # whether another stream can be opened: the ids are kept
+    epoch: int = 0  # one that it must serve
+    alike: int = 1  # streams of its store and plan that divide the memory, this one included
 
     @property
     def kind(self) -> Hashable:
-        """What streams have in common that keep the same rows in memory."""
+        """Key that streams share if they keep the same rows in memory."""
         request = self.request
         return self.engine, request.plan, request.rows, request.edge_features
 
@@ -89,13 +89,13 @@ class StreamGroup:
 
     key: StreamKey
     order: StreamRequest
-    attached: Attached  # of the first stream, in steps
+    attached: Attached  # of the first stream; num_steps is one rank's
     streams: list[Stream] = field(default_factory=list)
     cursors: dict[int, Cursor] = field(default_factory=dict)  # of all its sessions, by number
 
 
 class StreamRegistry:
-    """Called under `lock`, that of the daemon's sessions, which what clients ask takes itself."""
+    """Callers hold `lock`, that of the daemon's sessions; methods for clients take it."""
 
     def __init__(
         self,
@@ -104,10 +104,10 @@ class StreamRegistry:
         want: Callable[[Cursor], None],
         ended: Callable[[], None],
     ) -> None:
-        """Who is called: `deliver` sends to a client.
+        """`deliver` sends a message to a client.
 
         want    has a stream opened for a session that none serves
-        ended   is told when a stream has ended
+        ended   is called when a stream has ended
         """
         self._stores, self._deliver, self._want, self._ended = stores, deliver, want, ended
         self.lock = stores.lock
@@ -129,13 +129,13 @@ class StreamRegistry:
 
     @property
     def streams(self) -> dict[Stream, StreamGroup]:
-        """All that have not ended, also those that nobody may join any more."""
+        """All streams that have not ended, also those that nobody may join any more."""
         return self._streams()
 
     # -- what clients ask -------------------------------------------------------------------------
 
     def detach(self, session: int) -> None:
-        """Close a session; what it was leased is free."""
+        """Close a session, and free the batches that it holds."""
         with self.lock:
             if session not in self.sessions:
                 return
@@ -148,7 +148,7 @@ class StreamRegistry:
             self.forget_group(group)
 
     def start(self, start: Start) -> None:
-        """Begin a run: what the session was leased is taken back.  Raises SessionLost, Refused."""
+        """Begin a run, and take back the session's batches.  Raises SessionLost, Refused."""
         with self.lock:
             if start.session not in self.sessions:
                 raise SessionLost(f"session {start.session} is not open")
@@ -191,7 +191,7 @@ class StreamRegistry:
             stream.job = group.cursors
 
     def end(self, stream: Stream) -> None:
-        """A stream ends; nothing of it is leased, and whoever reads it has to find another one."""
+        """End a stream that has nothing leased; its cursors have to find another one."""
         group = self.streams.pop(stream)
         if stream in group.streams:
             group.streams.remove(stream)
@@ -203,24 +203,24 @@ class StreamRegistry:
         self._ended()
 
     def tidy(self, stream: Stream) -> None:
-        """End a stream that nobody reads, after what is leased of it has been released."""
+        """End a stream that nobody reads, once all that is leased of it has been released."""
         if stream in self.streams and not stream.cursors:
             group = self.streams[stream]
-            # ranks that were parted from it come back, if there is no memory for another one
+            # ranks that were moved off it come back, if there is no memory for another one
             if stream in group.streams and not stream.job:
                 group.streams.remove(stream)
             if not stream.leased:
                 self.end(stream)
 
     def forget_group(self, group: StreamGroup) -> None:
-        """Nothing is kept of parameters that nobody uses."""
+        """Drop a group that has neither sessions nor streams."""
         if not group.cursors and group not in self.streams.values():
             self.groups.pop(group.key, None)
 
     def fair_share(self, more: int = 0) -> int:
-        """Slots of each of the streams, and of so many more; halved when their number doubles.
+        """Slots for each stream, with `more` added to them; halved when their number doubles.
 
-        0: all of them.
+        0: all slots.
         """
         with self.lock:
             num = len(self.streams) + more
@@ -231,14 +231,14 @@ class StreamRegistry:
             return any(group.order.engine is engine for group in self.groups.values())
 
     def unserved(self) -> int:
-        """Slots that sessions need which have no stream, and will have to get one."""
+        """Slots needed by groups that have no stream, and will have to get one."""
         with self.lock:
             return sum(g.order.least for g in self.groups.values() if not g.streams)
 
     # -- a session and its stream -----------------------------------------------------------------
 
     def admit(self, cursor: Cursor, group: StreamGroup, stream: Stream) -> None:
-        """A session that is new reads a stream, which may be new as well."""
+        """Add a new session to a stream, which may be new as well."""
         if stream not in self.streams:
             self.put_up(group, stream)
         self.sessions[cursor.number] = cursor, group
@@ -246,21 +246,21 @@ class StreamRegistry:
         stream.add(cursor)
 
     def find_place(self, cursor: Cursor) -> None:
-        """Have a session served from its step on: by a stream that is there, or a new one."""
+        """Have a session served from its step on, by an existing stream or a new one."""
         if not self.place(cursor):
             self.move(cursor, None)
             self._want(cursor)
 
     def place(self, cursor: Cursor) -> bool:
-        """Have a session served by a stream that is there; False: none can.
+        """Have a session served by an existing stream; False: none can.
 
-        By one that has, or soon builds, what it wants; else by one where nobody wants more; a rank
-        that is ahead of the others of its job by one where they soon want no more.
+        First choice is a stream that has, or soon builds, what it wants, then one that nobody
+        wants more of; a rank ahead of its job waits at one that the others soon want no more of.
         """
         old = cursor.stream
         found = self._place(cursor)
         if found and old is not None and old is not cursor.stream:
-            self._place_waiting(old)  # only now: they might begin where this one was to
+            self._place_waiting(old)  # only now: they might have begun what this one was to
         return found
 
     def _place(self, cursor: Cursor) -> bool:
@@ -275,7 +275,7 @@ class StreamRegistry:
             others = any(c is not cursor for c in stream.live)
             here = stream is cursor.stream or not others
             large = not stream.share or 0 < fair < 2 * stream.share
-            # a rank without one may need memory that the others hold until it has its batch
+            # a rank without a stream may need memory that the others hold until it has its batch
             large |= stream.world > 1 and len(self.streams[stream].streams) > 1
             if here and large and stream.can_begin(cursor):
                 self.move(cursor, stream)
@@ -296,14 +296,14 @@ class StreamRegistry:
         return False
 
     def _place_waiting(self, stream: Stream) -> None:
-        """Ranks that wait for the next epoch begin it, if the others leave them room now."""
+        """Let ranks that wait for the next epoch begin it, if the others now leave them room."""
         for cursor in stream.waiting:
             due = stream.can_begin(cursor) or not stream.can_wait(cursor)
             if due and cursor in stream.waiting:  # one that was placed may have placed others
                 self.find_place(cursor)
 
     def _near(self, cursor: Cursor) -> list[Stream]:
-        """Streams that it may read, its own first; of a job's those first that most ranks read."""
+        """Streams that it may read, its own first; for a job, those that most ranks read first."""
         group = self.sessions[cursor.number][1]
         at, number = cursor.stream, cursor.number
         found = [s for s in group.streams if s is at or s.has_room(cursor.rank, number)]
@@ -316,7 +316,7 @@ class StreamRegistry:
         return sorted(found, key=rank)
 
     def _gather(self, stream: Stream) -> None:
-        """Other ranks of the job that rest, here or there, go along in the next run."""
+        """Move idle ranks of the job to this stream, so that they join its next run."""
         for rank in [c for c in stream.job.values() if c.stream is not stream]:
             at = rank.stream
             rests = not rank.active and (at is None or not (at.closing or at.live or at.leased))
@@ -337,7 +337,7 @@ class StreamRegistry:
                 self._place_waiting(old)
 
     def leave(self, cursor: Cursor, stream: Stream) -> None:
-        """A session falls behind.  One that has begun gets a stream when it is heard of again."""
+        """Stop waiting for a session.  If it has begun, it gets a stream when heard of again."""
         if cursor.place is None:
             stream.drop(cursor)  # it has not begun
             cursor.rests = True
@@ -347,7 +347,7 @@ class StreamRegistry:
         stream.send()
 
     def give_back(self, cursor: Cursor) -> None:
-        """A session wants and holds nothing any more; it stays at its stream."""
+        """Drop all that a session wants and holds; it stays at its stream."""
         cursor.active = False
         if cursor.stream is not None:
             cursor.stream.stop(cursor)
@@ -404,7 +404,7 @@ class StreamRegistry:
         return named, statuses, counters
 
     def stores(self) -> tuple[StoreStatus, ...]:
-        """Those that are served, and those that still are."""
+        """Stores that are served, and retired ones that sessions still use."""
         with self.lock:
             used = [group.order.engine for _, group in self.sessions.values()]
         retired = self._stores.retired

@@ -1,7 +1,7 @@
 """Sessions of clients, and the streams of the engine that they share.
 
-Sessions of equal parameters follow one stream, which builds each batch once.  One that falls so far
-behind that the stream has to wait for it leaves, and gets a stream of its own from its step on.
+Sessions of equal parameters read one stream, which builds each batch once.  A session that falls so
+far behind that the stream has to wait for it leaves, and gets its own stream from its step on.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,16 +36,16 @@ from loaderd.streams.opener import AGAIN_S, StreamOpener
 from loaderd.streams.registry import StreamGroup, StreamKey, StreamRegistry, StreamRequest
 from loaderd.streams.stream import Cursor, Stream
 
-_MORE = 2  # batches on their way, for each session that joins a stream
-_KEPT = 2  # of the memory for requests one in so many bytes is for ids that are kept: with them
-# another stream is opened
+_MORE = 2  # more batches in flight, for each session that joins a stream
+_KEPT = 2  # 1/_KEPT of the memory for requests may retain ids: they are needed to open another
+# stream
 
-LOOK_S = 0.01  # between two looks at a stream that has nothing for one of its cursors
-STRAGGLER_WAIT_S = 0.25  # a stream waits so long for its slowest cursor, which leaves then
-LAST_S = 2.0  # the same if that one keeps the only batch that can be leased: all leave then
-# The same of a rank of a job, or of an owner of its nodes.  These train in step: who gets its
-# batches first waits for the others in the step, and a stream more takes memory from all.  First
-# steps differ by seconds.
+LOOK_S = 0.01  # between two checks of a stream that has nothing for one of its cursors
+STRAGGLER_WAIT_S = 0.25  # how long a stream waits for its slowest cursor before that leaves
+LAST_S = 2.0  # the same if that one holds the only batch that can be leased: then all leave
+# The same for a rank of a job, or an owner of its nodes.  These train in step: the first to get its
+# batch waits for the others in the step, and another stream takes memory from all.  First steps
+# differ by seconds.
 RANK_WAIT_S = 10.0
 
 
@@ -53,10 +53,7 @@ class StreamService(Closing):
     """Sessions of clients, which share the streams of some stores."""
 
     def __init__(self, stores: Stores, reopen: Callable[[], Sequence[Store]] | None = None) -> None:
-        """Everything that the stores' engines deliver comes here from now on.
-
-        reopen   the stores that are to be served, opened at each reload
-        """
+        """`reopen`: opens the stores that are to be served, at each reload."""
         self._stores, self._reopen = stores, reopen
         self.settings, self.arena = stores.settings, stores.arena
         self.deliver: Deliver = lambda _session, _message: None
@@ -71,7 +68,7 @@ class StreamService(Closing):
         )
         self._opener = StreamOpener(stores, self._registry)
         self._watch = StragglerWatch(self._registry, self._opener)
-        # what clients ask of sessions that are open
+        # what clients ask of open sessions
         self.start, self.release = self._registry.start, self._registry.release
         self.detach = self._registry.detach
 
@@ -81,12 +78,12 @@ class StreamService(Closing):
 
     @property
     def broker(self) -> SlotBroker:
-        """Of slots for what goes to other hosts: any store's."""
+        """The broker of slots for what goes to other hosts: that of any store."""
         return next(iter(self._stores.engines.values())).broker
 
     @contextmanager
     def at_most(self, share_bytes: int) -> Iterator[None]:
-        """Inside, this thread takes no more of the arena, of any store."""
+        """In this context the thread takes at most `share_bytes` of each store's arena slots."""
         with ExitStack() as stack:
             for engine in self._stores.all():
                 stack.enter_context(engine.broker.at_most(share_bytes // self.arena.slot_bytes))
@@ -95,7 +92,7 @@ class StreamService(Closing):
     # -- sessions ---------------------------------------------------------------------------------
 
     def attach(self, request: Attach, seeds: NDArray[np.int64] | None) -> Attached:
-        """Open a session: at a stream that is there, or at one of its own.
+        """Open a session, at an existing stream or at one of its own.
 
         Raises Refused, StoreError.
         """
@@ -124,7 +121,7 @@ class StreamService(Closing):
             resolved, request.rank, request.world_size, request.plan, alone, owners, request.home
         )
         with self._opener.opening:
-            # of streams that do not get wider rather another one
+            # rather another stream than to join one of depth 1 that cannot be widened
             if (attached := self._join(number, key, rank, request, 2 - kind.resizable)) is not None:
                 return attached
             slot_bytes = self.arena.slot_bytes
@@ -151,7 +148,7 @@ class StreamService(Closing):
         return structs.replace(attached, session=number)
 
     def _keeps(self, resolved: Resolved, seeds: NDArray[np.int64]) -> bool:
-        """Whether the ids of a session are kept: those of its group are, or there is room."""
+        """Whether to keep a session's ids: those of its group are kept, or there is room."""
         with self._registry.lock:
             groups = self._registry.groups
             known = any(k.resolved == resolved and not k.alone for k in groups)
@@ -169,7 +166,7 @@ class StreamService(Closing):
         )
 
     def borrow(self, request: Attach) -> RequestArea:
-        """Room for the numbers of a request, until it has been served.  Raises Refused."""
+        """Take room for the numbers of a request until it has been served.  Raises Refused."""
         engine = self._stores.find(request.store)
         with self._opener.opening:
             wanted = -(-8 * request.ids // self.arena.slot_bytes)
@@ -179,7 +176,7 @@ class StreamService(Closing):
     def _join(
         self, number: int, key: StreamKey, rank: int, request: Attach, least: int
     ) -> Attached | None:
-        """Subscribe to a stream that leases so many batches, at least; None: there is none."""
+        """Join a stream that can lease at least `least` batches; None: there is none."""
         with self._registry.lock:
             group = self._registry.groups.get(key)
             for stream in [] if group is None else list(group.streams):
@@ -205,14 +202,14 @@ class StreamService(Closing):
     # -- all of it --------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Start nothing more; returns when workers are idle.  What is leased stays so."""
+        """Start nothing more; returns when workers are idle.  Leased batches stay leased."""
         for engine in self._stores.all():
             engine.drain()
 
     def reload(self) -> list[str]:
-        """Open stores again, sessions at work undisturbed; returns what has changed.
+        """Reopen the stores without disturbing sessions; returns what has changed.
 
-        Raises Refused, StoreError, OSError, ValueError, and leaves all as it was.
+        Raises Refused, StoreError, OSError, ValueError, and changes nothing then.
         """
         try:
             with self._opener.opening:
@@ -232,7 +229,7 @@ class StreamService(Closing):
         return said
 
     def _check_waiting(self, stores: Sequence[Store]) -> None:
-        """Raises Refused: another store would take what sessions at work wait for.
+        """Raises Refused: another store would take memory that sessions wait for.
 
         A session whose stream has ended, or that fell behind, holds nothing until it gets another.
         """
@@ -245,9 +242,9 @@ class StreamService(Closing):
             )
 
     def _sweep(self, again: bool = False) -> None:
-        """By the executor: close retired stores, or try again later.
+        """Close retired stores, in the executor's thread, or try again later.
 
-        again   this is the later try: there is one of them at a time
+        again   this is the later attempt; at most one is due at a time
         """
         self._sweeps_later = self._sweeps_later and not again
         if self._stores.retired and self._opener.opening.acquire(blocking=False):
@@ -265,7 +262,7 @@ class StreamService(Closing):
 
 
 class StragglerWatch:
-    """A thread that looks at streams while one of their cursors has nothing."""
+    """A thread that checks streams while one of their cursors has no batch."""
 
     def __init__(self, registry: StreamRegistry, opener: StreamOpener) -> None:
         self._registry, self._opener = registry, opener
@@ -274,7 +271,7 @@ class StragglerWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Nobody is parted any more."""
+        """End the thread: it moves no more cursors."""
         self._closed = True
         self._starved.set()
         self._thread.join()
@@ -283,7 +280,7 @@ class StragglerWatch:
         pause = concurrency.Event()
         while self._starved.wait():
             self._starved.clear()
-            if self._closed:  # only now: an end that comes before must not be cleared away
+            if self._closed:  # checked only now: `clear` must not undo the `set` of `close`
                 return
             since: dict[Stream, tuple[int, float]] = {}  # number and time of its newest release
             while streams := self._held_up():
@@ -292,7 +289,7 @@ class StragglerWatch:
                     self._look(stream, since)
 
     def _held_up(self) -> list[Stream]:
-        """Streams that have nothing for one cursor, and something that another one holds up."""
+        """Streams that have nothing for one cursor, because another one holds something up."""
         with self._registry.lock:
             return [
                 stream
@@ -303,7 +300,7 @@ class StragglerWatch:
             ]
 
     def _look(self, stream: Stream, since: dict[Stream, tuple[int, float]]) -> None:
-        """Part those who hold a stream up from those who wait, if it has waited long enough."""
+        """Separate cursors that hold a stream up from those that have waited long enough."""
         with self._registry.lock:
             here = stream in self._registry.streams and stream.idle_cursors and _is_held_up(stream)
             if not here:
@@ -316,7 +313,7 @@ class StragglerWatch:
             wait_s = STRAGGLER_WAIT_S if stream.depth > 1 else LAST_S
             if self._registry.streams[stream].key.in_step:
                 wait_s = RANK_WAIT_S
-            # between two looks it may have gone on, however often it is found waiting
+            # it may go on between two checks, even if it is found waiting each time
             releases, begun = since.get(stream, (-1, now))
             if releases != stream.releases:
                 since[stream] = stream.releases, now
@@ -327,8 +324,8 @@ class StragglerWatch:
             if slowest is not None and slowest not in idle:
                 self._registry.leave(slowest, stream)
                 return
-            # others hold all that it can lend: those who have left it, or who are ahead; a rank
-            # comes back if there is no memory for another stream
+            # cursors that have left it, or are ahead, hold all that it can lease; a rank comes
+            # back if there is no memory for another stream
             stream.stuck = slowest is None and not stream.job
             for cursor in idle if slowest is None else [slowest]:
                 self._registry.move(cursor, None)
@@ -337,17 +334,17 @@ class StragglerWatch:
 
 
 def _is_held_up(stream: Stream) -> bool:
-    """Whether those who have nothing get nothing before others release what they hold."""
+    """Whether cursors without a batch get none before others release what they hold."""
     return stream.session.waits() or (bool(stream.waiting) and all(c.held for c in stream.live))
 
 
 def _is_blocked(stream: Stream) -> bool:
-    """Whether some who want nothing of it now still hold what they were sent."""
+    """Whether cursors that want nothing of it now still hold batches of it."""
     return stream.leased > sum(b.stream is stream for c in stream.live for b in c.held.values())
 
 
 def _slowest(stream: Stream) -> Cursor | None:
-    """Who is furthest behind; None: nobody is behind another one."""
+    """The cursor that is furthest behind; None: none is behind another one."""
 
     def place(c: Cursor) -> tuple[int, int]:
         if c.place is None:

@@ -4,8 +4,8 @@ The producer is a session of the engine.  It asks the stream which batch is want
 stream asks its cursors: the earliest position that one of them wants and that is not in the ring.
 So each batch is built once, and stays until every cursor that wants it has released it.
 
-A stream may serve every rank of a job, and the workers of a DataLoader.  What it counts are then
-positions, `step * world + rank`: a cursor goes from one position of its rank to the next.
+A stream may serve every rank of a job, and the workers of a DataLoader.  It then counts positions,
+`step * world + rank`, and a cursor goes from one position of its rank to the next.
 """
 
 import math
@@ -19,7 +19,7 @@ from loaderd.plans.base import Wanted
 from loaderd.sessions.base import EngineSession, Out
 from loaderd.streams.pieces import CursorPosition, Piece, is_last, numbered
 
-AGAIN = 2  # times as many batches as can be leased are built again for one that comes late
+AGAIN = 2  # batches built again for a late cursor: at most so many times its depth
 
 
 @dataclass(slots=True, eq=False)
@@ -29,11 +29,11 @@ class RingBatch:
     stream: "Stream"
     run: int
     step: int
-    wanted: set[int]  # numbers of cursors; of those it was sent to until they have released it
+    wanted: set[int]  # numbers of the cursors that want it, or have not released it yet
     pieces: list[Piece] = field(default_factory=list)  # by row group
-    left: list[set[int]] = field(default_factory=list)  # who needs each; empty: it is free
+    left: list[set[int]] = field(default_factory=list)  # cursors that need each; empty: it is free
     whole: bool = False  # its last row group is there
-    sent: list["Cursor"] = field(default_factory=list)  # to whom it was sent
+    sent: list["Cursor"] = field(default_factory=list)  # cursors it was sent to
 
     @property
     def is_held(self) -> bool:
@@ -45,21 +45,21 @@ class Cursor:
     """One session as its client knows it: what it wants, and what it was sent."""
 
     number: int
-    rank: int  # of those that a stream serves
+    rank: int  # among those that its stream serves
     window: int  # batches that it may hold, at most
     world: int = 1  # ranks that a stream serves
     stream: "Stream | None" = None  # None: it has to find one
-    run: int = -1  # the client's
+    run: int = -1  # the client's number of it
     epoch: int = 0
     step: int = 0  # position that it wants next
     stride: int = 1  # between two steps
     active: bool = False  # its run has batches to come
-    place: CursorPosition | None = None  # in its stream, of what it has asked for
-    expected: CursorPosition | None = None  # of a newer run, which it will ask for
-    rests: bool = False  # it was waited for and did not come: it is not expected before it joins
+    place: CursorPosition | None = None  # in its stream, while it has asked for more
+    expected: CursorPosition | None = None  # in a newer run that it has not asked for yet
+    rests: bool = False  # it did not come in time: it is not expected before it joins
     held: dict[int, RingBatch] = field(default_factory=dict)  # by position: sent, not released
-    waits: bool = False  # for a stream that is to be opened
-    avoids: "Stream | None" = None  # the one that had nothing for it, while another is opened
+    waits: bool = False  # a stream is to be opened for it
+    avoids: "Stream | None" = None  # stream that had nothing for it, while another is opened
     batches: int = 0
     meter: Meter = field(default_factory=Meter)
 
@@ -76,7 +76,7 @@ class Cursor:
 
 
 class Stream:
-    """Called under the lock of the daemon's sessions; it is the consumer of its session."""
+    """The consumer of its engine session.  Called under the lock of the daemon's sessions."""
 
     def __init__(
         self,
@@ -91,20 +91,20 @@ class Stream:
 
         send    sends a message to the client of a cursor
         starved set when one of its cursors waits for more
-        share   slots that it was opened with, at most; 0: as many as there were
+        share   limit of slots that it was opened with; 0: none
         world   ranks that it serves
         """
         self.session, self.num_steps, self.share, self.world = session, num_steps, share, world
         self._send_to, self._starved = send, starved
         self.run, self.epoch = 0, -1  # the newest run
-        self.first = self.front = 0  # its first position; what is asked of it is before the front
+        self.first = self.front = 0  # its first position; the front is after the last requested one
         self.error: ErrorReply | None = None
-        self.served = self.asked = 0  # batches of its run; of these, when it last ended for others
+        self.served = self.asked = 0  # batches of its run; their number when last ended for others
         self.closing = False  # nothing more is sent: it ends when nothing is leased
-        self.stuck = False  # those who have left it hold all that it can lease
-        self.in_parts = False  # a batch of it did not fit whole
-        self.leased = 0  # batches that cursors hold, each counted
-        self.releases = 0  # that cursors have sent so far, one for each row group
+        self.stuck = False  # cursors that have left it hold all that it can lease
+        self.in_parts = False  # one of its batches did not fit as a whole
+        self.leased = 0  # batches that cursors hold, counted for each cursor
+        self.releases = 0  # received from cursors so far, one for each row group
         self.cursors: dict[int, Cursor] = {}  # by number
         self.job: dict[int, Cursor] = {}  # all sessions of a job whose ranks read this, by number
         self._ring: dict[tuple[int, int], RingBatch] = {}
@@ -116,11 +116,11 @@ class Stream:
         """The earliest position that a cursor wants, and that is not in the ring."""
         if self.closing or self.error is not None:
             return None
-        # `ask` only moves over batches that count this cursor among those who want them, so that
-        # the search begins where it ended; `drop_early` moves it back
+        # `ask` only moves over batches whose `wanted` has this cursor, so that the search begins
+        # where it ended; `drop_early` moves it back
         found: list[tuple[int, int]] = []
         for cursor, place in self._places():
-            # what is built ahead for one that has not come along must leave room for the others
+            # batches built ahead for a cursor that has not come must leave room for the others
             built = sum(cursor.number in batch.wanted for batch in self._ring.values())
             if place is cursor.expected and built >= self._credit():
                 continue
@@ -128,7 +128,7 @@ class Stream:
             while batch is not None and cursor.number in batch.wanted:
                 place.ask += place.stride
                 batch = self._ring.get((place.run, place.ask))
-            # one that it does not want has to go before it is built again
+            # a batch whose `wanted` lacks the cursor has to go before it is built again
             if batch is None and place.ask < self.num_steps:
                 found.append((place.run, place.ask))
         if not found:
@@ -145,13 +145,13 @@ class Stream:
         self._ask_again(self._ring.pop((wanted.run, wanted.step)))
 
     def _ask_again(self, batch: RingBatch) -> None:
-        """It is to be built, again or at last, for those who want it."""
+        """Have a batch built, again or at last, for the cursors that want it."""
         for cursor, place in self._places():
             if cursor.number in batch.wanted and place.wants(batch.run, batch.step):
                 place.ask = min(place.ask, batch.step)
 
     def deliver(self, message: Out) -> None:
-        """The session has built a row group, leaves out steps, or builds nothing more."""
+        """Take what the session delivers: a row group, steps left out, or its last error."""
         if isinstance(message, Skipped):
             self._skip(message)
         elif isinstance(message, ErrorReply):
@@ -177,7 +177,7 @@ class Stream:
                 self._send_to(cursor, numbered(piece, cursor.number, cursor.run, self.world))
 
     def _skip(self, message: Skipped) -> None:
-        """It has one cursor: such streams are not shared."""
+        """Leave out steps.  The stream has one cursor: such streams are not shared."""
         self._ring.pop((message.run, message.step), None)
         self._skips[message.run, message.step] = message
         for _, place in self._places():
@@ -187,7 +187,7 @@ class Stream:
 
     @property
     def live(self) -> list[Cursor]:
-        """Those who have asked for batches that they were not sent yet."""
+        """Cursors that have asked for batches that they were not sent yet."""
         return [c for c in self.cursors.values() if c.place is not None]
 
     @property
@@ -195,11 +195,11 @@ class Stream:
         return max(1, self.session.depth)
 
     def has_room(self, rank: int = 0, number: int = 0) -> bool:
-        """Whether one more can read it; of a rank, and maybe a session that comes back.
+        """Whether one more cursor can read it: of a rank, maybe of a session that comes back.
 
-        Not if batches come in parts: who holds the first part of one that it is not done with keeps
-        the next from everybody, who cannot begin that batch again elsewhere.  Each rank of a job
-        has another batch: with fewer at a time than ranks, they would wait for each other.
+        Not if batches come in parts: a cursor that still holds the first part of one keeps the next
+        from all others, and they cannot begin that batch again elsewhere.  Each rank of a job has
+        another batch: with fewer at a time than ranks, they would wait for each other.
         """
         ranks = {rank, *(c.rank for c in self.cursors.values())}
         least = 1 if number in self.job else len(ranks)
@@ -207,15 +207,15 @@ class Stream:
         return several and not self.closing and not self.stuck and not self.in_parts
 
     def can_join(self, cursor: Cursor) -> bool:
-        """Whether what a cursor wants is in the ring, or soon is, within the window.
+        """Whether the batches that a cursor wants next are in the ring, or soon will be.
 
-        Batches before it that have gone are built again, if few others are on their way.
+        Batches that have left the ring are built again, if few others are being built.
         """
         if not self._goes_on or cursor.epoch != self.epoch or self._would_wait(cursor):
             return False
         place, depth = self._position(cursor.step, cursor.stride), self.depth
         found = [b for b in self._ring.values() if place.wants(b.run, b.step)]
-        is_free = not all(all(b.left) for b in found)  # a row group of one
+        is_free = not all(all(b.left) for b in found)  # a row group was freed
         if is_free or cursor.step > self.front + depth * place.stride:
             return False
         if self.world > 1 and not self._is_shared(cursor):
@@ -235,17 +235,17 @@ class Stream:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether it still builds batches for those who read it."""
+        """Whether it still builds batches for its cursors."""
         return not self.closing and not self.stuck and self.error is None
 
     def _would_wait(self, cursor: Cursor) -> bool:
-        """Whether a rank that has another stream may find the memory with the ranks ahead of it."""
+        """Whether ranks ahead of a rank of another stream may hold the memory that it needs."""
         if self.world == 1 or cursor.stream in (None, self):
             return False
         return any(b.is_held and b.step > cursor.step for b in self._ring.values())
 
     def join(self, cursor: Cursor) -> None:
-        """A cursor reads the newest run on from where it is; `can_join` has been asked."""
+        """Let a cursor read on in the newest run; the caller has checked `can_join`."""
         cursor.place, cursor.expected = self._position(cursor.step, cursor.stride), None
         cursor.rests = False
         for batch in list(self._ring.values()):
@@ -260,12 +260,12 @@ class Stream:
         self.session.wake()
 
     def can_begin(self, cursor: Cursor) -> bool:
-        """Whether a cursor can have another run begin: nobody else asks for more of this one."""
+        """Whether a cursor can begin another run: nobody else asks for more of this one."""
         is_free = not self.leased and not any(c is not cursor for c in self.live)
         return self.session.serves(cursor.epoch) and (is_free or self._can_follow(cursor))
 
     def _can_follow(self, cursor: Cursor) -> bool:
-        """Whether all that was asked for is wanted, and nothing more of this run is."""
+        """Whether the ring has all that others still want of this run, and nothing unwanted."""
         if not self.run or not self._goes_on:
             return False
         if self.world > 1 and len(self._ring) >= self.depth:
@@ -278,7 +278,7 @@ class Stream:
         return over and all(b.pieces or b.wanted - {cursor.number} for b in self._ring.values())
 
     def begin(self, cursor: Cursor) -> None:
-        """A run from where a cursor is; the others are expected to come along."""
+        """Begin a run at a cursor's position; the other cursors are expected to come along."""
         fresh = not self._can_follow(cursor)
         if fresh:
             self._ring.clear()
@@ -293,8 +293,8 @@ class Stream:
                 other.expected = self._position(self.first + other.rank, stride)
         cursor.place, cursor.expected = self._position(cursor.step, stride), None
         self._settle(cursor)
-        # last, as the session asks for the next batch when one has gone: what cursors were expected
-        # to want, in a run that they have not come along with
+        # last, as the session asks for the next batch when one has gone: forget batches that
+        # cursors were expected to want, in a run that they have not come along with
         for batch in list(self._ring.values()):
             for other in list(self.cursors.values()):
                 if not self._wants(other, batch.run, batch.step):
@@ -306,7 +306,7 @@ class Stream:
         self.send()
 
     def add(self, cursor: Cursor) -> None:
-        """A session that has not begun; it is expected to come along with the others."""
+        """Add a session that has not begun; it is expected to come along with the others."""
         cursor.stream = self
         self.cursors[cursor.number] = cursor
         if self.live and not cursor.rests:
@@ -316,19 +316,19 @@ class Stream:
             cursor.expected = self._position(at, 1)
 
     def drop(self, cursor: Cursor) -> None:
-        """A cursor wants nothing of it any more, but for what it was sent."""
+        """Forget all that a cursor wants, except for what it was sent."""
         cursor.expected = None
         self.stop(cursor)
 
     def stop(self, cursor: Cursor) -> None:
-        """A cursor's run is over for it; it still wants what it is expected to ask for next."""
+        """End a cursor's run; it still wants what it is expected to ask for next."""
         cursor.place = None
         for batch in list(self._ring.values()):
             if not self._wants(cursor, batch.run, batch.step):
                 self._forget(cursor, batch)
 
     def remove(self, cursor: Cursor) -> None:
-        """A cursor is not here any more; what it was sent stays leased."""
+        """Remove a cursor; what it was sent stays leased."""
         self.drop(cursor)
         del self.cursors[cursor.number]
         cursor.stream = None
@@ -340,7 +340,7 @@ class Stream:
 
     @property
     def idle_cursors(self) -> list[Cursor]:
-        """Those who have released all that they were sent, and wait for more."""
+        """Cursors that have released all that they were sent, and wait for more."""
         if self.error is not None or self.closing:
             return []
         return [c for c in [*self.live, *self.waiting] if not c.held]
@@ -351,14 +351,14 @@ class Stream:
         return [c for c in self.cursors.values() if c.active and c.place is None]
 
     def can_wait(self, cursor: Cursor) -> bool:
-        """Whether a rank had better wait for its turn here than take memory for another stream."""
+        """Whether a rank should wait for its turn here, not take memory for another stream."""
         others = bool(self.leased) or any(c is not cursor for c in self.live)
         later = self.world > 1 and others and cursor.epoch > self.epoch
         return later and self._goes_on and not self._is_shared(cursor)
 
     @property
     def early(self) -> list[RingBatch]:
-        """Batches that nobody holds, later than the first one that somebody has nothing without."""
+        """Batches that nobody holds, later than the first one that an idle cursor waits for."""
         waiting = [
             (c.place.run, c.place.next) for c in self.idle_cursors if c.place and not self._ready(c)
         ]
@@ -366,9 +366,9 @@ class Stream:
         return [b for b in later if b.pieces and b.wanted and not b.is_held]
 
     def drop_early(self) -> None:
-        """Make room for what those who have nothing want first; the rest is built again.
+        """Make room for what idle cursors want first; the dropped batches are built again.
 
-        One that comes late may find batches of later positions in all the memory there is.
+        A late cursor may find all memory taken by batches of later positions.
         """
         for batch in self.early:
             self._ask_again(batch)
@@ -384,7 +384,7 @@ class Stream:
         for cursor in self.live:
             self._send(cursor)
         for cursor in self.waiting if self.error is not None else []:
-            self._fail(cursor)  # those that it waits for may not move again
+            self._fail(cursor)  # cursors it waits for may not move again
         if self.idle_cursors:
             self._starved.set()
 
@@ -395,7 +395,7 @@ class Stream:
     def _ready(self, cursor: Cursor) -> RingBatch | None:
         assert cursor.place is not None
         batch = self._ring.get((cursor.place.run, cursor.place.next))
-        # parts of one that was dropped may be there until its last part has come
+        # parts of a dropped batch may be there until its last part has come
         mine = batch is not None and batch.pieces and cursor.number in batch.wanted
         return batch if mine else None
 
@@ -428,15 +428,15 @@ class Stream:
         self._send_to(cursor, numbered(self.error, cursor.number, cursor.run, self.world))
 
     def _is_ahead(self, cursor: Cursor) -> bool:
-        """Whether one of its job may still come for less than this one wants next.
+        """Whether another cursor of its job is behind it, and may still come.
 
-        The last place is kept for it: who is ahead may wait for it in a step, and release nothing.
+        The last place is kept for it: those ahead may wait for it in a step, and release nothing.
         """
         here = (c for c in self.job.values() if c.stream in (None, self))
         return any(c.position < cursor.position for c in here)
 
     def _settle(self, cursor: Cursor) -> None:
-        """A cursor that was sent its last batch has asked for nothing more."""
+        """Note a cursor's next position; one that was sent its last batch wants nothing more."""
         place = cursor.place
         assert place is not None
         place.ask = max(place.ask, place.next)
@@ -445,7 +445,7 @@ class Stream:
             cursor.place, cursor.active = None, False
 
     def release(self, cursor: Cursor, batch: RingBatch, group: int) -> bool:
-        """A cursor is done with a row group; whether with the whole batch."""
+        """Release a cursor's row group; returns whether it is done with the whole batch."""
         number = cursor.number
         if not 0 <= group < len(batch.left) or number not in batch.left[group]:
             return False
@@ -461,13 +461,13 @@ class Stream:
         return done
 
     def give_back(self, cursor: Cursor, batch: RingBatch) -> None:
-        """A cursor needs nothing more of a batch that it was sent."""
+        """Take back a batch that a cursor was sent and needs no more."""
         del cursor.held[batch.step]
         self.leased -= 1
         self._forget(cursor, batch)
 
     def _forget(self, cursor: Cursor, batch: RingBatch) -> None:
-        """A cursor does not want a batch, unless it was sent it."""
+        """Note that a cursor does not want a batch, unless it was sent it."""
         if cursor.held.get(batch.step) is batch:
             return
         batch.wanted.discard(cursor.number)
@@ -490,7 +490,7 @@ class Stream:
             self.session.wake()
 
     def _position(self, step: int, stride: int) -> CursorPosition:
-        """In the newest run, before anything is asked for; `stride`: in steps of a rank."""
+        """In the newest run, with nothing asked for yet; `stride`: in steps of a rank."""
         return CursorPosition(self.run, step, stride * self.world, step)
 
     def _places(self) -> list[tuple[Cursor, CursorPosition]]:

@@ -1,1 +1,1 @@
-"""Advice: plans tried over the store's own files, and what came of it."""
+"""Advice: try plans on the store's own files, and report the results."""

@@ -23,7 +23,7 @@ from loaderd.sampling.hyperbatch.session import Sampled
 from loaderd.sessions.offline import OfflineSampler
 from loaderd.sessions.owners import map_digest
 
-_STEPS = 4  # that are sampled
+_STEPS = 4  # to sample
 _FLOAT_BYTES = 4
 _HEADER = ("a step", "rows", "bytes", "largest", "edges", "largest", "exchanged")
 
@@ -94,7 +94,7 @@ class SplitAdvice:
 def advise_split(
     store: Store, settings: EngineSettings, request: Attach, asked: OwnersQuestion
 ) -> SplitAdvice:
-    """Sample some steps.
+    """Sample some steps, and compare both ways to share them.
 
     Raises Refused, StoreError: there is no such map, or its batches cannot be split; BatchFailed.
     """
@@ -143,9 +143,9 @@ def _sample(
 def count_split(
     sampled: Sampled, owners: OwnerMap, layers: bool, row_bytes: int, hidden: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Of a whole batch: each owner's nodes, the edges into them, and all bytes exchanged.
+    """Count, for a whole batch, each owner's nodes, the edges into them, and bytes exchanged.
 
-    layers   frontier "layer"
+    layers   whether the frontier is "layer"
     """
     structure, arrays = sampled.structure, sampled.arrays
     owner = owners.owner[np.concatenate(arrays.nodes)].astype(np.int64)
@@ -171,9 +171,9 @@ def count_split(
 
 
 def exchanged_bytes(needed: Sequence[int], row_bytes: int, hidden: int) -> int:
-    """That go between owners in a step of a model with as many layers as hops.
+    """Bytes sent between owners in a step of a model with as many layers as hops.
 
-    needed   by hop: rows of others that the layer needs which begins with it
+    needed   by hop: rows of other owners that the layer beginning there needs
 
     Before the first layer, that of the last hop, rows of features are exchanged, and no gradients
     return; before the others hidden rows, float32, and their gradients.

@@ -1,4 +1,4 @@
-"""What each plan did when it was tried, and which to take; as people and as scripts read it."""
+"""Report what each plan did when it was tried, and which to take, to people and scripts."""
 
 import os
 import shutil
@@ -30,9 +30,9 @@ from loaderd.sessions.kinds import find_kind
 from loaderd.sessions.resolve import has_halos, seed_type
 from loaderd.sessions.seeds import count_seeds
 
-_WORTH = 0.7  # of the time of equal batches: other batches are advised where they take no more
-_ENOUGH = 0.8  # of a training node's neighbors: other batches are advised where so many are kept
-_FEW = 0.1  # of the bytes of all rows: what is read of arrays that stay in memory, at most
+_WORTH = 0.7  # of the time of equal batches: other batches are advised if they take no more
+_ENOUGH = 0.8  # of a training node's neighbors: other batches are advised if so many are kept
+_FEW = 0.1  # of the bytes of all rows: no more is read of arrays that stay in memory
 _DRIVER_S = 20.0  # for an accelerator's driver to answer
 _MACRO_BYTES = 64 << 20  # of a macro-batch for each second: a trial has to see several of them
 _HEADER = (
@@ -42,7 +42,7 @@ _HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What is said of one plan."""
+    """What the report says about one plan."""
 
     plan: str
     options: str = ""  # of macro-batches: what they have
@@ -82,7 +82,7 @@ def report_on(
 ) -> Report:
     """Try every plan for so many seconds, and sample some steps for an owner map.
 
-    Raises Refused, StoreError: no such split or map, fanouts that cannot be, a corrupt block.
+    Raises Refused, StoreError: no such split or map, impossible fanouts, a corrupt block.
     """
     manifest = store.manifest
     count_seeds(seed_type(manifest, request), request.split, None)  # refuses for all plans alike
@@ -91,7 +91,7 @@ def report_on(
         for line, asked in _cases(manifest, request, seconds)
     ]
     for _, asked in cases:
-        find_kind(asked.plan).resolve(manifest, asked, None)  # raises what no memory mends
+        find_kind(asked.plan).resolve(manifest, asked, None)  # raises what no memory would mend
     split = advise_split(store, settings, request, owners) if owners else None
     lines = [_tried(store, settings, line, asked, seconds) for line, asked in cases]
     auto = _tried(store, settings, Line("auto"), request, 0.0).trial
@@ -127,7 +127,7 @@ def _cases(manifest: Manifest, request: Attach, seconds: float) -> Iterator[tupl
 
 
 def _fewer_partitions(manifest: Manifest, request: Attach, seconds: float) -> tuple[Attach, str]:
-    """Macro-batches small enough that a trial sees several; and that it was so."""
+    """A request for macro-batches so small that a trial sees several; and a note on that."""
     total = max(t.num_partitions for t in manifest.types)
     wanted = request.macro_partitions or max(1, total // 8)
     each = sum(r.num_blocks for r in manifest.relations) * manifest.block_bytes
@@ -151,10 +151,10 @@ def _tried(
 
 
 def choose(lines: Sequence[Line]) -> tuple[str, str, str]:
-    """The plan, its options, and why; empty names where none can run.
+    """The plan, its options, and why; empty names if none can run.
 
-    The fastest of the plans with equal batches, or another one that is faster by much: of these
-    the one that keeps most neighbors, where it is known to keep enough of them.
+    The fastest plan with equal batches, or one with other batches that is much faster: of these
+    the one that keeps most neighbors, if it is known to keep enough of them.
     """
     tried = [(line, line.trial) for line in lines if line.trial]
     equal = [(line, trial) for line, trial in tried if line.batches == "equal"]
@@ -191,7 +191,7 @@ def kept_neighbors(manifest: Manifest, partitions: int, halos: bool) -> tuple[fl
 
     partitions   loaded at a time; 0: an eighth
 
-    -1 where the store does not say; then the same in words.
+    -1 if the store does not say; also returns the same in words.
     """
     influence, partitioning = manifest.influence, manifest.partitioning
     if influence is not None and influence.kept:
@@ -211,7 +211,7 @@ def kept_neighbors(manifest: Manifest, partitions: int, halos: bool) -> tuple[fl
 
 
 def _hop_advice(manifest: Manifest, request: Attach, lines: Sequence[Line]) -> HopAdvice | None:
-    """Where rows of hops had best lie, given what memory an accelerator has free now."""
+    """Advise where to keep rows of hops, given the memory that an accelerator has free."""
     tried = {line.plan: line.trial for line in lines if line.batches == "hops"}
     if not tried:
         return None
@@ -222,7 +222,7 @@ def _hop_advice(manifest: Manifest, request: Attach, lines: Sequence[Line]) -> H
     assert of is not None
     arrays = chosen_arrays(manifest, hops, of.operators, of.hops, of.labels, 0)
     row_bytes = sum(a.row_bytes for a in arrays)
-    few = resolved.num_seeds * row_bytes * _FEW  # where arrays were still on their way into memory
+    few = resolved.num_seeds * row_bytes * _FEW  # read while arrays were being loaded
     paces = {plan: trial.epoch_s if trial else None for plan, trial in tried.items()}
     facts = HopFacts(
         num_rows=resolved.num_seeds, row_bytes=row_bytes,
@@ -234,7 +234,7 @@ def _hop_advice(manifest: Manifest, request: Attach, lines: Sequence[Line]) -> H
 
 
 def free_bytes() -> int:
-    """Of the emptiest accelerator, in bytes; 0: there is none, or its driver does not answer."""
+    """Free bytes of the emptiest accelerator; 0: there is none, or its driver does not answer."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return 0
@@ -250,7 +250,7 @@ def free_bytes() -> int:
 
 
 def advice_text(report: Report) -> str:
-    """The advice, how it was measured, a table of the plans, and what is to be said of them."""
+    """The advice, how it was measured, a table of the plans, and notes on them."""
     name = f"{report.plan}, {report.options}" if report.options else report.plan
     pages = [f"advice: {name}: {report.reason}" if name else report.reason]
     if report.hops is not None:

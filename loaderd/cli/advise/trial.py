@@ -22,12 +22,12 @@ from loaderd.api.protocol import (
 from loaderd.memory.ledger import EngineSettings
 from loaderd.sessions.engine import Engine
 
-_LEAST_BATCHES = 4  # are waited for, however long one takes
+_LEAST_BATCHES = 4  # to wait for, however long one takes
 _WAIT_S = 120.0
 
 
 class BatchMoment(NamedTuple):
-    """What had been done when a batch was whole."""
+    """How much had been done when a batch was complete."""
 
     at: float  # seconds
     num_bytes: int  # read
@@ -36,9 +36,9 @@ class BatchMoment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanTrial:
-    """What was measured of a plan."""
+    """Measurements of one plan."""
 
-    plan: str  # that served: `auto` chooses
+    plan: str  # the one that served: `auto` chooses
     num_steps: int  # of an epoch
     batches: int  # between two arrivals far apart
     seconds: float  # between these
@@ -106,7 +106,7 @@ def steady(arrivals: Sequence[BatchMoment]) -> tuple[int, BatchMoment, BatchMome
     """Batches between two arrivals, and these: one of each half of the time.
 
     Plans that build many batches at a time deliver them in bursts.  Both arrivals are the first
-    behind the longest wait of their half, so that whole bursts lie between them.
+    after the longest wait of their half, so that whole bursts lie between them.
     """
     assert len(arrivals) >= _LEAST_BATCHES
     waits = [0.0, *(b.at - a.at for a, b in pairwise(arrivals))]

@@ -1,8 +1,8 @@
-"""Structures of batches that wait for their turn, in less room than they take in a message.
+"""Compact structures of batches that wait for their turn, smaller than in a message.
 
-Nodes are numbered as edges find them.  So of the local source of an edge one bit is kept where it
-is the next new node, and three bytes, rarely four, where it was found before; counts, which are at
-most the fanout, are kept in bytes.
+Nodes are numbered as edges find them.  So the local source of an edge takes one bit if it is the
+next new node, and three bytes, rarely four, if it was found before; counts, which are at most the
+fanout, are kept in bytes.
 """
 
 from functools import partial
@@ -32,9 +32,9 @@ class Sources(NamedTuple):
 def keep_sources(
     local: NDArray[np.uint32], new: int, num_nodes: int, area: StructureArea
 ) -> Sources:
-    """Local sources of edges that find nodes `new` to `num_nodes` - 1.  Raises AreaFull."""
+    """Keep local sources of edges that find nodes `new` to `num_nodes` - 1.  Raises AreaFull."""
     others = local.size - (num_nodes - new)
-    room = others + 1  # one more is looked at, and not taken
+    room = others + 1  # one more is read, but not kept
     high = np.uint8 if num_nodes <= 1 << 24 else np.uint16
     kept = Sources(
         new, area.take(np.uint64, -(-local.size // 64)), area.take(np.uint16, room),
@@ -46,7 +46,7 @@ def keep_sources(
 
 
 def kept_sources(kept: Sources, num_edges: int) -> Written:
-    """Local sources of so many edges, uint32, as they were."""
+    """Local sources of so many edges, uint32, restored."""
     return Written(np.dtype(np.uint32), num_edges, partial(join_sources, kept))
 
 
@@ -65,7 +65,7 @@ def keep_counts(counts: NDArray[np.uint32], area: StructureArea) -> NDArray[Any]
 def compact(
     batch: int, unit: Unit, structure: Structure, work: Workspace, area: StructureArea
 ) -> Sampled | None:
-    """What stands in a workspace after sampling, copied to the area; None where it has no room."""
+    """Copy a sampled batch from its workspace to the area; returns None if it has no room."""
     nodes, *found = structure_arrays(work, structure)
     counts, local = work.counts[: structure.num_counts], work.local[: structure.num_edges]
 
@@ -94,7 +94,7 @@ def compact(
 
 
 def expand(sampled: Sampled, work: Workspace) -> None:
-    """The other way round."""
+    """Copy a compact batch back to a workspace."""
     arrays = sampled.arrays
     for array, out in (
         (joined(arrays.nodes), work.n_id),

@@ -1,4 +1,4 @@
-"""What a row cache has of each node type, and the memory that it takes."""
+"""The tables of a row cache for each node type, and the memory that they take."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ from loaderd.memory.workspace import Carver
 from loaderd.plans.base import Unit
 from loaderd.sampling.hyperbatch.regions import CacheShare, TypeRows, region_rows, region_shift
 
-CHUNK_ROWS = 1 << 16  # brought in between two looks at what may leave, at most
-RUNS_HELD = 2  # chunks on their way at a time
+CHUNK_ROWS = 1 << 16  # most rows brought in between two looks at what may leave
+RUNS_HELD = 2  # chunks in flight at a time
 
 
 class Needs(NamedTuple):
     """The items of one batch, in any number of pieces: store ids of nodes, items of edges.
 
-    An edge may come several times, if it was drawn so.
+    An edge may occur several times, if it was drawn several times.
     """
 
     batch: int  # its number in the run
@@ -40,13 +40,13 @@ class CachedArray(NamedTuple):
 class CachedType:
     """The rows of one node type; one entry holds a node's row of every array."""
 
-    number: int  # among all of the cache
+    number: int  # index among the types of the cache
     first: int
     num_nodes: int
     sizes: NDArray[np.int64]  # rows of each region
-    missing: set[int]  # regions that stay and were not there yet when last looked at
+    missing: set[int]  # regions that stay and had not been read when last checked
     arrays: list[CachedArray]
-    served: list[int]  # which of the served row arrays they are
+    served: list[int]  # index of each of `arrays` among the served row arrays
     table: CacheTable
     bits: NDArray[np.uint64]
     listed: NDArray[Any]
@@ -87,7 +87,7 @@ def carve_type(carver: Carver, t: TypeRows, entries: int, ids: np.dtype[Any]) ->
 def carve_chunks(
     carver: Carver, types: Sequence[TypeRows], shares: Sequence[CacheShare]
 ) -> tuple[Any, Any]:
-    """Entries chosen for a chunk of rows, and the runs of pages that these are read by."""
+    """Entries chosen for a chunk of rows, and the runs of pages by which the rows are read."""
     entries = max((share.entries for share in shares), default=1)
     region = max((1 << region_shift(t) for t in types), default=1)
     rows = max(min(CHUNK_ROWS, entries), region)

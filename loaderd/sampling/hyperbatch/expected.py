@@ -1,6 +1,6 @@
-"""What a row cache is about to read of a store in object storage, for the disk's page cache.
+"""Announces what a row cache will read of a store in object storage to the disk's page cache.
 
-All rows that a group lacks are known before the first of them is read, and so are batches that
+All rows that a group lacks are known before the first of them is read, and so are the batches that
 follow it.  The page cache is told, and keeps their pages until they have been read.
 """
 
@@ -17,7 +17,7 @@ from blockstore.kernels.rowcache import ABSENT_ROW
 from blockstore.kernels.rows import RowLayout
 from loaderd.sampling.hyperbatch.entries import CachedType, Needs
 
-_ROWS = 1 << 16  # of which the pages are computed at once: 64 bytes of the heap each, or less
+_ROWS = 1 << 16  # rows whose pages are computed at once: 64 bytes of the heap each, or less
 
 
 def pages_of_rows(rows: NDArray[np.int64], layout: RowLayout) -> NDArray[np.int64]:
@@ -30,7 +30,7 @@ def pages_of_rows(rows: NDArray[np.int64], layout: RowLayout) -> NDArray[np.int6
 
 
 class ExpectedPages:
-    """Tells page caches what one row cache will read.  Of a store on this disk it does nothing."""
+    """Tells page caches what one row cache will read.  For a store on this disk it does nothing."""
 
     def __init__(self, reader: BlockReader) -> None:
         self._reader = reader
@@ -38,9 +38,9 @@ class ExpectedPages:
 
     @contextmanager
     def announced(self, types: Sequence[CachedType], later: Sequence[Needs]) -> Iterator[None]:
-        """Inside, listed rows are read in one pass; rows of later batches that are absent follow.
+        """Announce listed rows, which are read in one pass inside, and later batches' absent rows.
 
-        What was announced before is forgotten, and if the pass fails or is cancelled this, too.
+        Earlier announcements are forgotten; if the pass fails or is cancelled, so are these.
         """
         self.forget()
         try:
@@ -74,7 +74,7 @@ class ExpectedPages:
             stored.pages.had(self, stored.path, pages)
 
     def forget(self) -> None:
-        """Nothing of what was told holds any more.  Any thread may call."""
+        """Withdraw all announcements.  Any thread may call."""
         for source in self._sources:
             source.forget(self)
 

@@ -1,14 +1,14 @@
 """Regions of adjacent rows, and those that stay in memory for all sessions of a store.
 
-Each member, a session, brings slots of the arena, and says which regions get these.  Whoever has
-one of the regions in use reads it if nobody has, and waits if somebody does.
+Each member, a session, brings arena slots, and says which regions get them.  A member that uses one
+of the regions reads it if nobody has, and waits while another one reads it.
 
     absent --add--> kept --claim--> being read --arrived--> there
                      ^                  |
                      +--given up--------+
 
-Nothing leaves before the last member does: what batches were handed out with stays where it is.
-Until then each member answers for an equal part of the slots.
+Nothing leaves before the last member does: rows of batches that were handed out stay in place.
+Until then an equal part of the slots is charged to each member.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +25,11 @@ from loaderd.memory.ledger import ServedRows
 _REGION_BYTES = 1 << 20
 _LEAST_REGIONS, _MOST_REGIONS, _LEAST_SHIFT = 64, 1 << 16, 4
 _ABSENT, _KEPT, _READING, _THERE = range(4)
-_LOOK_S = 0.05  # between two looks at whether who waits for others still wants to
+_LOOK_S = 0.05  # between two checks whether a waiting member still wants to wait
 
 
 class TypeRows(NamedTuple):
-    """What is served of one node type."""
+    """The served row arrays of one node type."""
 
     first: int
     num_nodes: int
@@ -53,7 +53,7 @@ def rows_by_type(served: Sequence[ServedRows]) -> list[TypeRows]:
 
 
 class CacheShare(NamedTuple):
-    """What of one node type a session brings into memory."""
+    """The rows of one node type that a session brings into memory."""
 
     stay: NDArray[np.int64] = np.empty(0, np.int64)  # regions that stay from now on, once read
     stay_rows: int = 0  # of these
@@ -67,8 +67,8 @@ class CacheShare(NamedTuple):
 def region_shift(t: TypeRows) -> int:
     """A region has 2**shift adjacent rows: about `_REGION_BYTES`, but neither too few nor too many.
 
-    What is read of one costs no more a page than longer runs do; and it has many times the rows
-    that some minibatches want of a cold one, so that what is counted says how cold it is.
+    Reading one costs no more per page than longer runs do; and it has many times the rows that some
+    minibatches want of a cold one, so that the counts tell how cold it is.
     """
     rows = min(_REGION_BYTES // max(1, sum(t.row_bytes)), t.num_nodes // _LEAST_REGIONS)
     return max(_LEAST_SHIFT, rows.bit_length(), (t.num_nodes // _MOST_REGIONS).bit_length())
@@ -99,7 +99,7 @@ class _TypeRegions:
 
     def clear(self) -> None:
         self.state = np.full(self.rows.size, _ABSENT, np.uint8)
-        self.orphans = np.zeros(self.rows.size, np.bool_)  # kept by one that has left, not read
+        self.orphans = np.zeros(self.rows.size, np.bool_)  # unread, their member has left
         self.entries = [
             StayingEntries(np.full(self.rows.size, np.int64(ABSENT_ROW)), np.empty(0, np.int64))
             for _ in self.widths
@@ -107,35 +107,35 @@ class _TypeRegions:
 
 
 class StayingRegions:
-    """The regions of the row arrays that some sessions serve alike.  Any thread may call."""
+    """The staying regions of row arrays that several sessions serve.  Any thread may call."""
 
     def __init__(self, served: Sequence[ServedRows], slot_bytes: int) -> None:
-        """None stays yet."""
+        """No region stays yet."""
         self._slot_bytes = slot_bytes
         self._types = [_TypeRegions(t) for t in rows_by_type(served)]
         self._members, self._slots = list[StayingMember](), list[int]()
         self.changed = concurrency.Condition()
 
     def join(self) -> "StayingMember":
-        """A session more."""
+        """Add a session."""
         with self.changed:
             member = StayingMember(self, [np.empty(0, np.int64) for _ in self._types])
             self._members.append(member)
             return member
 
     def kept(self) -> list[NDArray[np.bool_]]:
-        """For each node type, which regions have entries."""
+        """For each node type, a mask of the regions that have entries."""
         with self.changed:
             return [t.state != _ABSENT for t in self._types]
 
     def entries(self, number: int, array: int) -> StayingEntries:
-        """Where the regions of a type are, in one of its arrays; those of `take_over` are in it."""
+        """Places of a type's regions in one of its arrays, including those of `take_over`."""
         return self._types[number].entries[array]
 
     def _add(
         self, regions: Sequence[NDArray[np.int64]], slots: Sequence[int]
     ) -> list[NDArray[np.int64]]:
-        """Regions of each type that have no entries get these slots; returns which these are.
+        """Give these slots to the regions of each type that have no entries; returns these regions.
 
         Under `changed`.
         """
@@ -149,7 +149,7 @@ class StayingRegions:
                 each = self._slot_bytes // width
                 count = -(-int(rows.sum()) // each)
                 more = np.fromiter((next(left) for _ in range(count)), np.int64, count)
-                # the slots first: who finds an entry finds its slot
+                # the slots first: a thread that finds an entry finds its slot
                 t.entries[a] = StayingEntries(first, np.concatenate([before, more]))
                 first[own] = before.size * each + np.cumsum(rows) - rows
             t.state[own] = _KEPT
@@ -157,7 +157,7 @@ class StayingRegions:
         return added
 
     def take_over(self, number: int, known: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """Regions of a type that a member may use as well, beside those known to it."""
+        """Regions of a type that a member may use in addition to those that it knows."""
         with self.changed:
             t = self._types[number]
             found = (t.state == _THERE) | t.orphans
@@ -173,9 +173,9 @@ class StayingRegions:
 
     @contextmanager
     def claimed(self, number: int, regions: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Inside, who asks reads those of the regions that nobody has read, or reads.
+        """Claim the regions that nobody has read or is reading; the caller reads them inside.
 
-        Those of which it does not say that they have arrived are for others to read.
+        Regions that it does not report by `arrived` are left for others to read.
         """
         state = self._types[number].state
         with self.changed:
@@ -197,7 +197,7 @@ class StayingRegions:
     def wait(
         self, number: int, regions: NDArray[np.int64], check: Callable[[], object]
     ) -> NDArray[np.int64]:
-        """Wait while others read these regions; returns those that nobody has read then.
+        """Wait while others read these regions; returns those that are still unread then.
 
         check   is called now and then, and may raise
         """
@@ -211,11 +211,11 @@ class StayingRegions:
             check()
 
     def _part(self) -> int:
-        """Slots that each member answers for; under `changed`."""
+        """Slots that are charged to each member; under `changed`."""
         return -(-len(self._slots) // max(1, len(self._members)))
 
     def _leave(self, member: "StayingMember") -> list[int]:
-        """The slots that nobody needs any more; under `changed`."""
+        """Remove a member; returns slots that nobody needs any more.  Under `changed`."""
         self._members.remove(member)
         if not self._members:
             for t in self._types:
@@ -231,23 +231,23 @@ class StayingMember:
     """A session that shares regions that stay.  It leaves when nobody uses its batches any more."""
 
     def __init__(self, regions: StayingRegions, added: list[NDArray[np.int64]]) -> None:
-        """`added`: regions of each type that are in memory for its sake."""
+        """`added`: regions of each type that it brought into memory."""
         self.regions, self.added = regions, added
         self._left = False
 
     def add(self, regions: Sequence[NDArray[np.int64]], slots: Sequence[int]) -> None:
-        """Regions of each type, ascending, get slots that were taken for them."""
+        """Give regions of each type, ascending, the slots that were taken for them."""
         with self.regions.changed:
             self.added = self.regions._add(regions, slots)
 
     @property
     def num_slots(self) -> int:
-        """Of the arena, that it answers for: its part, rounded up."""
+        """Arena slots that are charged to it: its part, rounded up."""
         with self.regions.changed:
             return self.regions._part()
 
     def leave(self) -> list[int]:
-        """Returns slots to give back: nobody needs them."""
+        """Leave; returns slots to give back, as nobody needs them any more."""
         with self.regions.changed:
             if self._left:
                 return []

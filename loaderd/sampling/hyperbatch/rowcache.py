@@ -1,4 +1,4 @@
-"""Rows of a session: of some regions all stay, others come for a group of batches and leave."""
+"""Rows of a session: some regions stay whole, other rows come for a group of batches and leave."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -59,15 +59,15 @@ _HALVE_EVERY = 8  # groups
 class _Piece(NamedTuple):
     """Rows of regions that stay, read together."""
 
-    regions: Sequence[int]  # whole, or
-    rows: NDArray[Any] = np.empty(0, np.uint32)  # of some
+    regions: Sequence[int]  # of which all rows are read; or
+    rows: NDArray[Any] = np.empty(0, np.uint32)  # these alone
 
 
 class RowCache:
     """Entries for rows of a session.  Its gather thread brings rows in; workers look them up.
 
-    Batches are numbered in a run.  A row that may leave stays while a batch that uses it is not
-    released: `oldest` tells the first one that is not.
+    Batches are numbered in a run.  A row that may leave stays until the batches that use it are
+    released: `oldest` tells the first unreleased one.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class RowCache:
         tables    uint8 (table_bytes,)
         area      arena slots for entries, `area_slots_of` them
         transit   buffers for runs of pages
-        cost      of reading, by which runs of pages are planned
-        staying   has what stays of `shares`
+        cost      cost of reading, by which runs of pages are planned
+        staying   has the regions of `shares` that stay
         """
         self._reader, self._data, self._slot_bytes = files.reader, files.data, files.slot_bytes
         self._cost, self.expected = cost, ExpectedPages(files.reader)
@@ -128,7 +128,7 @@ class RowCache:
         self._chosen, self._runs = carve_chunks(carver, types, shares)
         self._counts = np.zeros(LEVELS, np.int64)
         self._groups = 0
-        self._delivered = False  # rows of a group
+        self._delivered = False  # whether a group's rows have been brought in
         self.rows_read = self.rows_wanted = self.pages_read = self.runs_read = 0
 
     # -- groups -----------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class RowCache:
             self._forget(t)
 
     def age(self) -> None:
-        """A group begins: uses count half now and then."""
+        """A group begins: every few groups, counts of uses are halved."""
         self._groups += 1
         if self._groups % _HALVE_EVERY == 0:
             for t in self.types:
@@ -165,12 +165,12 @@ class RowCache:
     def bring(
         self, group: Sequence[Needs], later: Sequence[Needs], oldest: Callable[[int], int]
     ) -> None:
-        """All rows of a group that fits; afterwards `address` finds them.
+        """Bring in all rows of a group that fits; afterwards `address` finds them.
 
         Regions that other sessions have brought in since the last group are used from now on.
 
         later    batches known to follow, in order
-        oldest   the first batch not released; asked with the last answer, it waits for a later one
+        oldest   gives the first unreleased batch; asked with its last answer, waits for a later one
 
         Raises CorruptBlock, OSError, and what `oldest` raises.
         """
@@ -218,17 +218,17 @@ class RowCache:
         self._note_there(t)
 
     def _note_there(self, t: CachedType) -> None:
-        """Which regions are there now that were missing."""
+        """Note which missing regions have been read meanwhile."""
         missing = np.array(sorted(t.missing), np.int64)
         unread = self._staying.unread(t.number, missing)
         self.stay_read += t.count(missing) - t.count(unread)
         t.missing.intersection_update(unread.tolist())
 
     def _fill(self, group: Sequence[Needs], oldest: Callable[[int], int]) -> None:
-        """Bring the regions that stay, once; a run that ends leaves some missing.
+        """Bring in the regions that stay, once; if the run ends, some are left missing.
 
         A client waits for its first batch: if that is a group of its own, regions of which it wants
-        little come with the next group, and only its rows of these now.
+        little come with the next group, and now only the rows that it wants of them.
         """
         begun, later, chosen = concurrency.monotonic(), 0, list[tuple[list[int], NDArray[Any]]]()
         for t in self.types:
@@ -250,14 +250,14 @@ class RowCache:
             tell(log, logging.INFO, "row cache filled", rows=missing - later, seconds=seconds)
 
     def _most_rows(self, t: CachedType) -> int:
-        """Rows of a piece."""
+        """Most rows of a piece."""
         most: int = min(self._chosen.size, t.listed.size // RUNS_HELD)
         return most
 
     def _bring_regions(
         self, t: CachedType, regions: NDArray[np.int64], oldest: Callable[[int], int]
     ) -> None:
-        """All rows of these regions; other sessions may read some of them meanwhile."""
+        """Bring in all rows of these regions; other sessions may read some of them meanwhile."""
         step, missing = self._most_rows(t) >> int(t.table.shift), regions
         while missing.size:
             with self._staying.claimed(t.number, missing) as claimed:
@@ -278,7 +278,7 @@ class RowCache:
         found = [rows[(rows >= 0) & (rows < t.num_nodes)] for rows in found]
         rows = distinct(np.concatenate([rows[missing[rows >> shift]] for rows in found]))
         rows = rows.astype(t.listed.dtype)
-        cost, runs = np.zeros(missing.size), self._runs.reshape(-1, 5)  # pages that take as long
+        cost, runs = np.zeros(missing.size), self._runs.reshape(-1, 5)  # cost, in reads of a page
         for low in range(0, rows.size, len(runs)):
             high = min(low + len(runs), rows.size)
             for a in t.arrays:
@@ -292,7 +292,7 @@ class RowCache:
     def _bring_pieces(
         self, t: CachedType, pieces: Sequence[_Piece], oldest: Callable[[int], int]
     ) -> None:
-        """Rows of regions that stay: two pieces are on their way."""
+        """Bring in rows of regions that stay, with two pieces in flight."""
         low = 0
 
         def arrived(piece: _Piece) -> None:
@@ -312,7 +312,7 @@ class RowCache:
     def _bring_type(
         self, t: CachedType, now: int, until: int, oldest: Callable[[int], int]
     ) -> None:
-        """Chunk after chunk: room is made, runs are planned, two chunks are on their way."""
+        """Bring in listed rows by chunks: make room, plan runs, read two chunks at a time."""
         low, known = 0, oldest(-1)
         try:
             with ReadingQueue(RUNS_HELD) as queue:
@@ -333,16 +333,17 @@ class RowCache:
             raise
 
     def _undo(self, t: CachedType, entered: int) -> None:
-        """What was entered and is not known to be there leaves again."""
+        """Remove the entered rows again, which are not known to be there."""
         rows = t.listed[:entered]
         entries = t.table.place[rows]
         t.table.node[entries[entries >= 0]] = t.table.empty
         t.table.place[rows] = ABSENT_ROW
 
     def _choose(self, t: CachedType, oldest: int, now: int, want: int) -> int:
-        """While batches before `now` are not released, a row that comes again waits for them.
+        """Choose entries to replace; returns how many were found.
 
-        They free the room of rows that nobody wants any more; a row that left would be read again.
+        While batches before `now` are not released, rows that will come again stay, else they would
+        be read again: those batches free the room of rows that nobody wants any more.
         """
         levels = COMING if oldest < now else LEVELS
         return int(
@@ -385,7 +386,7 @@ class RowCache:
         return copy
 
     def _cached(self, t: CachedType, array: int) -> tuple[CacheTable, StayingEntries]:
-        """Where rows of a type are, in one of its arrays."""
+        """The places of a type's rows in one of its arrays."""
         return t.table, self._staying.entries(t.number, array)
 
     # -- looking up -------------------------------------------------------------------------------

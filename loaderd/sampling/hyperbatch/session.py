@@ -30,12 +30,12 @@ class AreaFull(Exception):
 
 
 class StructureArea:
-    """Arrays one behind the other in a piece of memory, all freed at once."""
+    """Arrays one after the other in a piece of memory, all freed at once."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         self._memory, self._used = memory, 0
         self._lock = concurrency.Lock()
-        self.left = 0  # batches whose structure still is needed
+        self.left = 0  # batches whose structure is still needed
 
     @property
     def used(self) -> int:
@@ -69,7 +69,7 @@ class StructureArea:
         return out
 
     def rewind(self) -> None:
-        """Nothing of what was taken is needed."""
+        """Free all arrays, but keep `left`."""
         self._used = 0
 
     def reset(self) -> None:
@@ -77,21 +77,21 @@ class StructureArea:
 
 
 class SamplingMemory(NamedTuple):
-    """What batches take that are on their way."""
+    """Memory of batches that are being sampled."""
 
     scratch: StructureArea  # of one pass over the graph
-    begun: tuple[StructureArea, ...] = ()  # hops that are done, of each hyperbatch begun early
+    begun: tuple[StructureArea, ...] = ()  # finished hops of each hyperbatch that was begun early
 
     @classmethod
     def cut(cls, memory: NDArray[np.uint8], early: int, begun_bytes: int) -> "SamplingMemory":
-        """Areas of so many bytes for so many hyperbatches, the rest for a pass."""
+        """Areas of `begun_bytes` for `early` hyperbatches, and the rest for a pass."""
         ends = [i * begun_bytes for i in range(early + 1)]
         areas = tuple(StructureArea(memory[low:high]) for low, high in pairwise(ends))
         return cls(StructureArea(memory[ends[-1] :]), areas)
 
 
 class Sampled(NamedTuple):
-    """A batch's structure, compact: what stands in a workspace after sampling."""
+    """The compact structure of a sampled batch."""
 
     batch: int  # its number since the session has begun, see `Hyper.begin`
     unit: Unit
@@ -103,14 +103,14 @@ class Sampled(NamedTuple):
 
     @property
     def items(self) -> tuple[NDArray[Any], ...]:
-        """What has rows: the nodes, then the edges, in pieces that follow one another."""
+        """Items that have rows: the nodes, then the edges, in consecutive pieces."""
         return self.arrays.nodes + self.edges
 
 
 class RowProvider(Protocol):
     """Brings rows in for batches; called by the gather thread.  `RowCache` is one."""
 
-    rows_wanted: int  # by batches, each counted
+    rows_wanted: int  # by batches, counted for each of them
     rows_read: int  # so far
     pages_read: int  # of all arrays, 4 KiB each
     runs_read: int  # of pages, in one call each
@@ -121,7 +121,7 @@ class RowProvider(Protocol):
         """Batches are numbered from 0 again; rows stay."""
 
     def age(self) -> None:
-        """A group begins: how often rows were used counts less from time to time."""
+        """A group begins: from time to time, counts of uses are reduced."""
 
     def count_fitting(self, batches: Sequence[Needs]) -> int:
         """How many of the batches, from the first on, fit together; 0: not even the first."""
@@ -129,16 +129,16 @@ class RowProvider(Protocol):
     def bring(
         self, group: Sequence[Needs], later: Sequence[Needs], oldest: Callable[[int], int]
     ) -> None:
-        """All rows of a group that fits; see `RowCache.bring`."""
+        """Bring in all rows of a group that fits; see `RowCache.bring`."""
 
 
 class HyperMemory(NamedTuple):
-    """What hyperbatches take beside what batches are built in."""
+    """Memory of hyperbatches, beside the workspaces in which batches are built."""
 
     cut: HyperSizing
     areas: list[StructureArea]
     sampling: SamplingMemory | None  # if batches are sampled together
-    cache: RowProvider | None  # None: rows pass by, batch by batch
+    cache: RowProvider | None  # None: rows are read batch by batch
 
 
 class _Cancelled(Exception):
@@ -147,7 +147,7 @@ class _Cancelled(Exception):
 
 @dataclass(eq=False)
 class _Run:
-    """What is built from one `begin` to the next."""
+    """Everything that is built from one `begin` to the next."""
 
     number: int  # of the first run in it; others may follow
     ahead: deque[Wanted] = field(default_factory=deque)  # asked for, not sampled yet
@@ -158,31 +158,31 @@ class _Run:
 
 
 class StructureSampler(Protocol):
-    """What samples a hyperbatch: each batch by itself, or hop by hop over blocks."""
+    """Samples a hyperbatch: each batch by itself, or all hop by hop over blocks."""
 
     def sample(
         self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
     ) -> list[Sampled]:
-        """The first of these batches that the area holds, numbered from `first` on."""
+        """Sample as many of the first units as the area holds, numbered from `first` on."""
 
 
 class BatchOwner(Protocol):
-    """Whose batches they are."""
+    """The session that wants the batches."""
 
     def ask(self, run: int, count: int) -> list[Wanted]:
         """The batches that are wanted next, at most so many; none if `run` has ended.
 
-        They are not asked for again.
+        Each batch is returned once.
         """
 
     def admit(self, run: int, batches: Sequence[Sampled], cached: bool) -> bool:
-        """Take batches in order; their rows are in the cache, or else are for the engine to bring.
+        """Take batches in order; if their rows are not `cached`, the engine brings them.
 
         Returns False if `run` has ended: the batches' structure is not needed any more.
         """
 
     def failed(self, run: int, wanted: Wanted, error: BaseException) -> None:
-        """Nothing more comes before the next `begin`."""
+        """A batch failed: nothing more comes before the next `begin`."""
 
 
 class Hyper:
@@ -196,7 +196,7 @@ class Hyper:
         owner: BatchOwner,
         trace: Trace | None = None,
     ) -> None:
-        """Without a cache each batch's rows are for the engine to bring."""
+        """Without a cache the engine brings each batch's rows."""
         self._plan, self._sampler, self.cache = plan, sampler, memory.cache
         self.size, self._chunk = memory.cut.size, memory.cut.chunk
         # a run begins with one batch, unless passes over the graph sample all at the same cost
@@ -206,18 +206,18 @@ class Hyper:
         self._changed = concurrency.Condition()
         self._run: _Run | None = None
         self._stopped = self._closed = False
-        self._more = False  # batches may be wanted that nobody has asked for yet
+        self._more = False  # batches may be wanted that this has not asked for yet
         self._sampling = False
-        self.waits = False  # rows are not brought in before the client releases batches
+        self.waits = False  # rows can be brought in only after the client releases batches
         self._queue: deque[Sampled] = deque()  # of the run, to be brought in
-        self._cached_run: _Run | None = None  # of the numbers in the cache
+        self._cached_run: _Run | None = None  # the run whose batch numbers the cache has
         self.counters = {
             "hyper_groups": 0,  # of batches brought in together
             "hyper_areas": 0,  # of batches sampled together
             "hyper_sampled": 0,  # batches
             "hyper_sample_ns": 0,  # of the sampling thread at work
             "hyper_bring_ns": 0,  # of the gathering thread at work
-            "hyper_release_wait_ns": 0,  # of these, waiting for the client
+            "hyper_release_wait_ns": 0,  # part of it, waiting for the client
         }
         self._threads = [
             concurrency.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
@@ -228,7 +228,7 @@ class Hyper:
             for thread in self._threads:
                 thread.start()
                 begun.append(thread)
-        except BaseException:  # the system has no more threads: one that runs is not left behind
+        except BaseException:  # the system has no more threads: end the one that runs
             self._threads = begun
             self.close()
             raise
@@ -250,7 +250,7 @@ class Hyper:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """The run ends, no other begins yet."""
+        """End the run; no other begins yet."""
         with self._changed:
             self._forget()
             self._run = None
@@ -288,7 +288,7 @@ class Hyper:
             loop()
 
     def _drop(self, area: StructureArea, batches: int) -> None:
-        """So many batches less need the area; called under the lock."""
+        """So many batches no longer need the area; called under the lock."""
         area.left -= batches
         if area.left == 0:
             area.reset()
@@ -296,14 +296,14 @@ class Hyper:
             self._changed.notify_all()
 
     def _stage(self, number: int, run: _Run, begun: int) -> int:
-        """Nanoseconds that a stage took until now; they are recorded."""
+        """Record the nanoseconds that a stage took until now, and return them."""
         now = concurrency.perf_counter_ns()
         if self._trace is not None:
             self._trace.write(STAGE, run.number, number, np.array([begun, now]))
         return now - begun
 
     def _forget(self) -> None:
-        """What waits to be brought in is not needed any more; called under the lock."""
+        """Drop the batches that wait to be brought in; called under the lock."""
         while self._queue:
             self._drop(self._queue.popleft().area, 1)
 
@@ -314,9 +314,9 @@ class Hyper:
         return (self._more or bool(run.ahead)) and not self._stopped and bool(self._free)
 
     def _ask(self, run: _Run) -> bool:
-        """Know what is to be sampled next; False: nothing is.  By the sampling thread, unlocked.
+        """Ask what to sample next; returns whether there is any.  By the sampling thread, unlocked.
 
-        A `wake` that comes meanwhile is not missed: the next look asks again.
+        A `wake` that comes meanwhile is not missed: the next check asks again.
         """
         most = self._chunk if run.batches else self._first
         asked = self._owner.ask(run.number, most - len(run.ahead))
@@ -335,7 +335,7 @@ class Hyper:
             if self._closed or run is None:
                 return
             area = self._free.pop()
-            area.left = 1  # this thread's
+            area.left = 1  # counts this thread
             self._more, self._sampling = False, True
         # the consumer is asked without this lock: its own, of level 4, comes before this one
         if not self._ask(run):
@@ -365,7 +365,7 @@ class Hyper:
             self._drop(area, 1)
 
     def _may_gather(self) -> bool:
-        """Whether a hyperbatch is there, or as much of one as there will be."""
+        """Whether a hyperbatch is sampled, or as much of it as there will be."""
         run = self._run
         if self._closed:
             return True
@@ -386,15 +386,15 @@ class Hyper:
         return min(self._chunk, self.size) if run.grouped <= self._first else self.size
 
     def _gather(self) -> None:
-        """The rows of one group: batches that fit the cache together."""
+        """Bring in the rows of one group: batches that fit the cache together."""
         with self._changed:
             self._changed.wait_for(self._may_gather)
             run = self._run
             if self._closed or run is None:
                 return
             todo = list(self._queue)
-            # the area of a batch may be reset by `stop` as soon as nobody counts in `left`: while
-            # rows are brought in, this thread does
+            # `stop` may reset the area of a batch as soon as its `left` is 0: while rows are
+            # brought in, this thread counts, too
             areas = {id(s.area): s.area for s in todo}.values()
             for area in areas:  # also if the run ends meanwhile
                 area.left += 1
@@ -444,7 +444,7 @@ class Hyper:
         return count
 
     def _oldest(self, run: _Run, known: int) -> int:
-        """The first batch not released, once it is another than `known`."""
+        """The first unreleased batch, as soon as it is later than `known`."""
 
         def moved() -> bool:
             return self._closed or run is not self._run or run.oldest > known

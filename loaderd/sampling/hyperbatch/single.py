@@ -20,7 +20,7 @@ Build = Callable[[Unit, Workspace], Structure]  # a batch's structure into a wor
 
 
 class Workspaces:
-    """Those of a session: taken by whoever builds a batch, and given back.
+    """Workspaces of a session: taken to build a batch, and given back.
 
     A large one holds any batch, a small one what batches usually take.
     """
@@ -36,14 +36,14 @@ class Workspaces:
         self.give(work)
 
     def take(self, large: bool = False) -> Workspace:
-        """One, as soon as there is one; a small one if there are both, unless `large`."""
+        """Take a workspace, as soon as one is free: a small one if possible, unless `large`."""
         kinds = (False,) if large else (True, False)
         with self._changed:
             self._changed.wait_for(lambda: any(self._spare[small] for small in kinds))
             return next(self._spare[small] for small in kinds if self._spare[small]).pop()
 
     def try_take(self, structure: Structure | None = None) -> Workspace | None:
-        """One that holds a batch of this structure, or None where those are in use."""
+        """Take one that holds a batch of this structure; None if all of these are in use."""
         with self._changed:
             for spare in (self._spare[True], self._spare[False]):
                 if spare and (structure is None or _holds(spare[-1], structure)):
@@ -51,7 +51,7 @@ class Workspaces:
         return None
 
     def try_take_large(self) -> Workspace | None:
-        """One that holds any batch, or None where those are in use."""
+        """Take one that holds any batch; None if all of these are in use."""
         with self._changed:
             return self._spare[False].pop() if self._spare[False] else None
 
@@ -66,7 +66,7 @@ class Workspaces:
 
 
 def usual_shape(seen: Sequence[Structure], worst: Shape, fanouts: Sequence[Sequence[int]]) -> Shape:
-    """Bounds of what batches like those seen take, a quarter more than the largest of them."""
+    """Bounds for batches like those seen: a quarter more than the largest of them."""
 
     def more(count: int) -> int:
         return count + count // _MORE + 1
@@ -99,8 +99,8 @@ def _holds(work: Workspace, structure: Structure) -> bool:
 class SessionWorkers:
     """Workers, and the workspaces of a session that they use.
 
-    A worker waits for no workspace: batches that are handed out hold some until a worker, or the
-    client, has done its part.  The thread that asks for steps does wait for those that they need.
+    A worker never waits for a workspace: batches that are handed out hold some until a worker, or
+    the client, has done its part.  The thread that asks for steps waits for their workspaces.
     """
 
     def __init__(
@@ -108,18 +108,18 @@ class SessionWorkers:
     ) -> None:
         """Use these workspaces.
 
-        submit  to a worker, after what batches wait for
-        given   a workspace is back
-        spare   of the workspaces, for handing out
+        submit  gives a worker something to do, after work that batches wait for
+        given   called when a workspace is back
+        spare   workspaces that are kept for handing out
         """
         self._spare = spare
         self._workspaces, self._submit, self._given = workspaces, submit, given
-        self._large: Workspace | None = None  # that all steps are done in, one after another
+        self._large: Workspace | None = None  # if set, all steps are done in it, one after another
 
     def run(self, count: int, step: Callable[[int, Workspace], bool]) -> None:
-        """step(0), step(1), ... in order, several at a time, until one returns False.
+        """Run step(0), step(1), ... in order, several at a time, until one returns False.
 
-        Raises the first error met.  Between two steps a worker does what is more urgent.
+        Raises the first error met.  Between two steps a worker does more urgent work.
         """
         if count == 0:
             return
@@ -148,9 +148,9 @@ class SessionWorkers:
     def large_enough(
         self, work: Workspace, build: Callable[[Workspace], Built]
     ) -> Iterator[tuple[Built, Workspace]]:
-        """What `build` makes of a workspace, or of a large one where it is too small.
+        """Build in a workspace, or in a large one if it is too small; gives (built, workspace).
 
-        Raises AreaFull: those are in use; see `in_large`.
+        Raises AreaFull: all large ones are in use; see `in_large`.
         """
         try:
             built = build(work)
@@ -174,7 +174,7 @@ class SessionWorkers:
     def _step(
         self, steps: Steps, step: Callable[[int, Workspace], bool], own: Workspace | None
     ) -> None:
-        """One step in `own`, or in one that is free now: without one this chain of steps ends."""
+        """Do a step in `own`, or in a free workspace; without one this chain of steps ends."""
         space = own or self._workspaces.try_take()
         i = None if space is None else steps.take()
         if space is None or i is None:
@@ -196,7 +196,7 @@ class SessionWorkers:
 
 
 class BatchSampler:
-    """Where the graph is in memory: nothing is gained by sampling block by block."""
+    """Samples batches one by one if the graph is in memory: going by blocks would gain nothing."""
 
     def __init__(self, build: Build, workers: SessionWorkers) -> None:
         self._build, self._workers = build, workers
@@ -204,7 +204,7 @@ class BatchSampler:
     def sample(
         self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
     ) -> list[Sampled]:
-        """The first of these batches that the area holds.  Raises what sampling raises."""
+        """Sample as many of the first units as the area holds.  Raises what sampling raises."""
         results: list[Sampled | None] = [None] * len(units)
 
         def step(i: int, work: Workspace) -> bool:
@@ -216,7 +216,7 @@ class BatchSampler:
             return results[i] is not None and not cancelled()
 
         self._workers.run(len(units), step)
-        # it came last, and those after it had taken all the room; or large workspaces were in use
+        # the first one was done last, when others had all the room; or large ones were in use
         if results and results[0] is None and not cancelled():
             area.rewind()
             results = [None]

@@ -1,4 +1,4 @@
-"""How a session's share of the arena is cut for hyperbatches.  Pure."""
+"""Divides a session's share of the arena for hyperbatches, by pure functions."""
 
 from collections.abc import Sequence
 from itertools import pairwise, zip_longest
@@ -24,18 +24,18 @@ from loaderd.sampling.rows import ServedFiles
 _SLACK = 16  # an area has room for a sixteenth more than was counted
 _CHUNKS = 8  # areas that hold a hyperbatch
 _LOOK = 64  # part of the room for batches that are known beyond the next hyperbatch
-_GAP_PAGES = 1  # between rows wanted that are read with them, on flash
-_BEGUN_RUNS = 256  # that could be read while the disk waits between two hyperbatches
+_GAP_PAGES = 1  # most pages between wanted rows that are read with them, on flash
+_BEGUN_RUNS = 256  # runs that could be read while the disk idles between two hyperbatches
 _LEAST_POINTS = 2  # a cache is of use if it holds the rows of two minibatches
-_PARTS = 64  # in which memory for rows is made smaller until the tables have room, too
+_PARTS = 64  # steps in which memory for rows is reduced until the tables have room, too
 _UNSEEN = 64
-# A hyperbatch's rows come while those of the last one are in use.  Where the graph has no room
-# either, reading is what takes the time, and more batches together save more of it.
+# A hyperbatch's rows come while those of the last one are in use.  If the graph has no room
+# either, most of the time goes to reading, and more batches together save more of it.
 _SPARE, _SPARE_TOGETHER = 1.25, 1.0
 
 
 class PassEstimate(NamedTuple):
-    """What sampling takes if the graph is not in memory, but passes by; bytes."""
+    """Bytes that sampling takes if the graph is not in memory, but read in passes."""
 
     scratch: int  # of a pass, for a batch at each hop
     widest: int  # of a pass, for a batch at its widest hop
@@ -45,27 +45,27 @@ class PassEstimate(NamedTuple):
     read: int  # for a hyperbatch
 
     def by_hops(self) -> "PassEstimate":
-        """Of a session that begins nothing early: a pass for each hop of a hyperbatch."""
+        """For a session that begins nothing early: a pass for each hop of a hyperbatch."""
         return self._replace(scratch=self.widest, early=0, read=self.read * (self.early + 1))
 
 
 class Estimate(NamedTuple):
-    """An epoch, by what its first minibatches took."""
+    """An estimate of an epoch, from its first minibatches."""
 
     num_steps: int  # minibatches of the epoch
-    message_bytes: int  # of one's structure as it is handed over
-    structure_bytes: int  # of one, compact
-    items: int  # of one, that may have rows
-    least_area: int  # of the worst there may be
-    wanted: tuple[NDArray[np.int64], ...]  # different rows of each region, of all node types in
+    message_bytes: int  # of a minibatch's structure as it is handed over
+    structure_bytes: int  # of the same, compact
+    items: int  # of a minibatch, that may have rows
+    least_area: int  # bytes for the largest structure possible
+    wanted: tuple[NDArray[np.int64], ...]  # distinct rows of each region, of all node types in
     #   turn, that the first 1, 2, 4, ... want
     passes: PassEstimate | None = None  # None: the graph is in memory
     kept: NDArray[np.bool_] | None = None  # regions that stay for other sessions; None: none
-    alike: int = 1  # sessions that keep regions for one another, this one too
+    alike: int = 1  # sessions that share the regions that stay, this one included
 
 
 class SamplingSlots(NamedTuple):
-    """Of batches on their way, if they are sampled together."""
+    """Slots of batches that are being sampled, if they are sampled together."""
 
     scratch: int = 0
     early: int = 0  # hyperbatches that are begun early, not slots
@@ -112,7 +112,7 @@ def cut_hyper(
     window: int,
     asked: int,
 ) -> HyperSizing | None:
-    """Cut `room` slots; None where they do not hold the least.
+    """Divide `room` slots; returns None if they do not suffice.
 
     asked   minibatches of a hyperbatch that the client wants, 0: as many as have room
     """
@@ -125,7 +125,7 @@ def cut_hyper(
     quota = max(need.least_quota, min(window * batch + 1, room // 4))
     run = -(-max(RUN_BYTES, PAGE_BYTES) // slot_bytes) if slot_bytes < RUN_BYTES else 1
     left = room - quota - run * readers
-    # of what is cut into slots, each piece may take one more than it fills
+    # each piece that is rounded to slots may take one more than it fills
     spent = 2 * sum(len(t.row_bytes) for t in types) + 1
     fixed = table_bytes(
         types, id_dtype, [CacheShare(entries=min(CHUNK_ROWS, t.num_nodes)) for t in types]
@@ -168,7 +168,7 @@ def cut_hyper(
 
 
 class _Areas(NamedTuple):
-    """Where the structures of hyperbatches stand; slots, unless said otherwise."""
+    """Areas for the structures of hyperbatches; slots, unless said otherwise."""
 
     chunk: int  # minibatches sampled into one
     number: int
@@ -181,10 +181,10 @@ class _Areas(NamedTuple):
 
 
 def _cut_areas(size: int, room: int, slot_bytes: int, estimate: Estimate) -> _Areas:
-    """For hyperbatches of so many minibatches, in so many slots.
+    """Areas for hyperbatches of `size` minibatches, out of `room` slots.
 
-    One is handed out while the next is brought in, and what is handed out makes room for a third.
-    Where structures are small beside rows, more batches are known: a row that one of them wants
+    One is handed out while the next is brought in; a third takes the room that the first leaves.
+    If structures are small beside rows, more batches are known ahead: a row that one of them wants
     does not leave before those that none wants.
     """
     one, worst = _slack(estimate.structure_bytes), -(-estimate.least_area // slot_bytes)
@@ -210,7 +210,7 @@ def _slack(num_bytes: int) -> int:
 
 
 def _row_bytes(t: TypeRows, slot_bytes: int) -> int:
-    """Of a row in all arrays, with what is left over in its slots."""
+    """Bytes of a row in all arrays, with its part of what slots leave unused."""
     return sum(-(-slot_bytes // (slot_bytes // width)) for width in t.row_bytes)
 
 
@@ -220,7 +220,7 @@ def region_curve(
     wanted: Sequence[NDArray[np.int64]],
     kept: NDArray[np.bool_] | None = None,
 ) -> RegionCurve:
-    """What minibatches want of each region, of all node types in turn."""
+    """The rows that minibatches want of each region, of all node types in turn."""
     counts = [region_rows(t) for t in types]
     regions = [rows.size for rows in counts]
     arrays = zip_longest(*(t.row_bytes for t in types), fillvalue=0)
@@ -240,10 +240,10 @@ def share_rows(
     kept: NDArray[np.bool_],
     alike: int = 1,
 ) -> list[CacheShare]:
-    """What of each node type has room in `num_bytes`: regions that stay, entries for the others.
+    """Divide `num_bytes` among node types: regions that stay, and entries for the other rows.
 
-    Of the regions chosen those stay that are wanted most, as many as have room beside the rows that
-    pass: a batch whose rows do not fit is read alone, block by block.
+    Of the chosen regions, the most wanted stay, as many as have room beside the rows that pass: a
+    batch whose rows do not fit is read alone, block by block.
 
     kept   regions, of all node types in turn, that stay anyway, for other sessions
     """
@@ -263,7 +263,7 @@ def share_rows(
         int(rows[~(stays | kept)[low:high]].sum())
         for rows, (low, high) in zip(counts, pairwise(starts), strict=True)
     ]
-    # a type that the first batches did not want has a little
+    # a type that the first batches did not want gets a little
     weights = [
         (float(chosen.passing[low:high].sum()) + others / _UNSEEN) * width
         for (low, high), others, width in zip(pairwise(starts), passes, widths, strict=True)
@@ -283,9 +283,9 @@ def share_rows(
 def cut_without_cache(
     room: int, slot_bytes: int, need: SessionNeed, estimate: Estimate, most: int
 ) -> HyperSizing | None:
-    """Where the rows of two minibatches have no room: the graph alone is read for many together.
+    """If the rows of two minibatches have no room: only the graph is read for many together.
 
-    None where not even two are sampled together, or the graph is in memory.
+    Returns None if not even two can be sampled together, or the graph is in memory.
     """
     if (passes := estimate.passes) is None:
         return None

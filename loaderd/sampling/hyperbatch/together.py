@@ -50,21 +50,21 @@ from loaderd.sampling.renumbering import Renumbering
 from loaderd.sampling.structure import NO_TREES, HeldBlocks, Structure, StructureArrays, make_column
 from loaderd.sampling.topology import MultiBlockDraws, Topology
 
-# Who does not go on from step to step has what is begun thrown away.  Once is no habit: an epoch
-# that is left, or gone on with in the middle.
+# Hyperbatches begun early are wasted if a client does not read step after step.  One miss does not
+# count: an epoch may be left, or resumed in the middle.
 _MISSES = 2
 
 
 class BatchRules(NamedTuple):
-    """What fixes the batches of a session."""
+    """What determines the batches of a session."""
 
     plan: MinibatchPlan
-    begin: Callable[[Sequence[Unit], HeldBlocks], list[Roots]]  # where batches begin
+    begin: Callable[[Sequence[Unit], HeldBlocks], list[Roots]]  # the roots of batches
     record: EdgeRecord  # what comes with each sampled edge
 
 
 def _halves(units: Sequence[Unit]) -> Iterator[Sequence[Unit]]:
-    """Ever fewer of them, down to the first one."""
+    """The first half of them, then half of that, ..., at last the first one."""
     count = max(1, len(units) // 2)
     while units:
         yield units[:count]
@@ -74,7 +74,7 @@ def _halves(units: Sequence[Unit]) -> Iterator[Sequence[Unit]]:
 
 
 class BlockSampler:
-    """Where the graph is not in memory: a block is read once a hop for all batches."""
+    """Samples batches together if the graph is not in memory: per hop, a block is read once."""
 
     def __init__(
         self,
@@ -85,23 +85,23 @@ class BlockSampler:
         turn: concurrency.Lock,
         trace: Trace | None = None,
     ) -> None:
-        """`turn`: of the session that samples by blocks, of those at one store."""
+        """`turn`: a lock, as only one session of a store at a time samples by blocks."""
         self._plan, self._roots, self._record = rules
         self._topology, self._residency = topology, topology.residency
         self._workers, self._scratch, self._ids = workers, memory.scratch, topology.id_dtype
         self._free = list(memory.begun)  # areas for hyperbatches that are begun early
-        self._begun: list[BegunBatches] = []  # these, each a hop behind the one before it
-        self._most = 0  # batches of a hyperbatch
-        self._ranks = list[int]()  # whose batches are asked for, of those whom the plan serves
-        self._expected: Unit | None = None  # that follows what was asked for last
-        self._missed = 0  # how often in a row another one was asked for
+        self._begun: list[BegunBatches] = []  # begun early, each a hop behind the one before it
+        self._most = 0  # most batches of a hyperbatch so far
+        self._ranks = list[int]()  # ranks whose batches are asked for
+        self._expected: Unit | None = None  # the one after those asked for last
+        self._missed = 0  # how often in a row another unit was asked for
         self._turn, self._upward, self._trace = turn, True, trace
         self._words = np.dtype((np.uint32, max(1, self._record.size)))  # of an edge's record
 
     def sample(
         self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
     ) -> list[Sampled]:
-        """The first of these batches that the areas hold.  Raises what sampling raises.
+        """Sample as many of the first units as the areas hold.  Raises what sampling raises.
 
         The batches that are likely to be asked for next are begun meanwhile.
         """
@@ -109,7 +109,7 @@ class BlockSampler:
         self._missed = 0 if self._expected in (None, *units[:1]) else self._missed + 1
         early = self._missed < _MISSES
         ranks = {unit.step % self._plan.together for unit in units}
-        # few may not have a batch of each rank
+        # a few units may not include every rank
         known = ranks if len(units) >= self._plan.together else ranks.union(self._ranks)
         self._ranks = sorted(known)
         for number, some in enumerate([units, *_halves(units)]):
@@ -117,7 +117,7 @@ class BlockSampler:
                 break
             found: list[UnfinishedBatch] = []
             # Large workspaces may be in use until the client takes batches, and it may wait for
-            # another session: one is waited for before the turn comes, which others wait for.
+            # another session: so wait for one before taking the turn that others wait for.
             large: contextlib.AbstractContextManager[None] = (
                 self._workers.in_large() if number else contextlib.nullcontext()
             )
@@ -130,7 +130,7 @@ class BlockSampler:
             if found:
                 self._expected = self._after(found[-1].unit)
                 return [self._finish(first + i, batch) for i, batch in enumerate(found)]
-            area.rewind()  # so many took it all and none was done
+            area.rewind()  # so many batches filled it before any was done
         return []
 
     def _sample(
@@ -149,7 +149,7 @@ class BlockSampler:
     def _root(
         self, units: Sequence[Unit], area: StructureArea, ahead: concurrency.ThreadPoolExecutor
     ) -> list[UnfinishedBatch]:
-        """Batches before their first hop, as many as have room."""
+        """As many batches as have room, before their first hop."""
         batches: list[UnfinishedBatch] = []
         found = self._roots(units, lambda r, marks: self._held(r, marks, ahead))
         with contextlib.suppress(AreaFull):
@@ -168,7 +168,7 @@ class BlockSampler:
     # -- hyperbatches that are begun early --------------------------------------------------------
 
     def _take_begun(self, units: Sequence[Unit], area: StructureArea) -> list[UnfinishedBatch]:
-        """The first of these batches that were begun, moved to the area; none: others were."""
+        """Move the first of these batches, if they were begun, to the area; else returns none."""
         if not self._begun:
             return []
         batches: list[UnfinishedBatch] = []
@@ -201,7 +201,7 @@ class BlockSampler:
         self._forget_empty()
 
     def _after(self, unit: Unit) -> Unit:
-        """The next one of the ranks whose batches are asked for, maybe of the next epoch."""
+        """The next unit of the ranks whose batches are asked for, maybe in the next epoch."""
         first, together = unit.step + 1, self._plan.together
         steps = [first + (rank - first) % together for rank in self._ranks]
         if min(steps) < self._plan.num_steps:
@@ -213,7 +213,7 @@ class BlockSampler:
             self._give_back(self._begun.pop())
 
     def _forget_empty(self) -> None:
-        """Nothing is left of a hyperbatch, or it does not follow the one before it any more."""
+        """Give up the last hyperbatches as long as they have no batches left."""
         while self._begun and not self._begun[-1].batches:
             self._give_back(self._begun.pop())
 
@@ -245,9 +245,9 @@ class BlockSampler:
     # -- one pass ---------------------------------------------------------------------------------
 
     def _pass(self, batches: list[UnfinishedBatch], ahead: concurrency.ThreadPoolExecutor) -> None:
-        """The next hop of these batches and of all that are begun.
+        """Sample the next hop of these batches and of all that are begun.
 
-        Those that find no room are left out, the last first.
+        Batches that find no room are left out, the last first.
         """
         self._scratch.reset()
         groups = [batches, *(begun.batches for begun in self._begun)]
@@ -283,7 +283,7 @@ class BlockSampler:
     def _each(
         self, batches: list[UnfinishedBatch], step: Callable[[UnfinishedBatch, Workspace], None]
     ) -> None:
-        """A step of every batch; the first that finds no room and all after it are left out."""
+        """Do a step for every batch; the first that finds no room and all after it are left out."""
         full: list[int] = []
 
         def run(i: int, work: Workspace) -> bool:
@@ -332,14 +332,14 @@ class BlockSampler:
             batch.frontiers.append(Frontier(column, blocks, order, block_starts, draws))
 
     def _whole_scratch(self, column: Column, starts: NDArray[np.int64]) -> Draws:
-        """Draws go to wherever in the scratch there is room: starts count from its first item."""
+        """Draws to any free place of the scratch: starts count from its first item."""
         words, size = self._scratch.view(np.uint32), self._record.size
         records = words[: words.size // max(1, size) * size].reshape(-1, max(1, size))
         sources = self._scratch.view(self._ids)
         return self._topology.draws(column, starts, sources, starts, records, self._record)
 
     def _draw(self, frontier: Frontier, blocks: NDArray[np.int64], work: Workspace) -> None:
-        """Draws of the entries whose blocks are held."""
+        """Draw for the entries whose blocks are held."""
         column, draws = frontier.column, frontier.draws
         size = column.nodes.size
         entries = work.order if work.order.size >= size else np.empty(size, np.uint32)
@@ -382,7 +382,7 @@ class BlockSampler:
         )
 
     def _renumber(self, batch: UnfinishedBatch, work: Workspace) -> None:
-        """Local ids of what a hop found, and the nodes that are new."""
+        """Give local ids to what a hop found, and keep the nodes that are new."""
         self._exclude(batch)
         area = batch.area
         with self._workers.large_enough(work, lambda w: self._number(batch, w)) as (ends, w):
@@ -400,7 +400,7 @@ class BlockSampler:
             batch.edges_per_hop.append(tuple(b - a for a, b in pairwise([0, *ends[1:]])))
 
     def _exclude(self, batch: UnfinishedBatch) -> None:
-        """Take out what the batch must not contain, where its hop expands seeds."""
+        """Take out what the batch must not contain, if its hop expands seeds."""
         if not batch.excluded or (batch.hop and self._plan.resolved.frontier != "layer"):
             return
         for r, frontier in enumerate(batch.frontiers):
@@ -411,7 +411,7 @@ class BlockSampler:
             )  # fmt: skip
 
     def _number(self, batch: UnfinishedBatch, work: Workspace) -> list[int]:
-        """Into a workspace: nodes then known, and where the edges of each relation end."""
+        """Number in a workspace; returns the nodes then known, then each relation's last edge."""
         before, edge, ends, at = batch.num_nodes, 0, [0], 0
         wanted = sum(int(f.column.counts.sum()) for f in batch.frontiers)
         if before > work.n_id.size or wanted > work.local.size:
@@ -457,7 +457,7 @@ class BlockSampler:
                 held, blocks = coming.result(), wanted
                 coming = None
                 try:
-                    if held.left_out.size:  # others hold so much: later, when they let go
+                    if held.left_out.size:  # others hold too many: retry later
                         blocks = np.setdiff1d(blocks, held.left_out)
                         groups.append(held.left_out)
                     if groups and blocks.size:

@@ -1,4 +1,4 @@
-"""Batches on their way through the hops, of this hyperbatch and of those that follow it."""
+"""Batches that are sampled in part, of this hyperbatch and of those that follow it."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from loaderd.sampling.structure import Structure
 
 @dataclass(slots=True)
 class Frontier:
-    """One hop's frontier of a batch over one relation, on its way."""
+    """The frontier of a batch over one relation, in the hop that is being sampled."""
 
     column: Column
     blocks: NDArray[np.int32]
@@ -29,17 +29,17 @@ class Frontier:
 
 @dataclass(slots=True)
 class UnfinishedBatch:
-    """A batch on its way."""
+    """A batch that is sampled in part."""
 
     unit: Unit
-    area: StructureArea  # where its arrays stand
+    area: StructureArea  # that holds its arrays
     pieces: list[NDArray[Any]]  # nodes: the seeds, then those each hop found
     index: NDArray[np.int64]  # places of the seeds among the session's
     ends: NDArray[np.uint32]  # of seed edges and negatives
     excluded: tuple[Excluded, ...]
-    times: NDArray[np.int64]  # of the seeds, where edges are sampled up to a time
+    times: NDArray[np.int64]  # of the seeds, if edges are sampled up to a time
     forest: Forest | None  # likewise
-    trees: list[NDArray[np.uint32]]  # of each node, in the pieces of the nodes
+    trees: list[NDArray[np.uint32]]  # of each node, in pieces as the nodes
     counts: list[NDArray[Any]] = field(default_factory=list)
     local: list[Sources] = field(default_factory=list)  # by hop
     records: list[NDArray[Any]] = field(default_factory=list)  # of edges, flat
@@ -54,11 +54,11 @@ class UnfinishedBatch:
 
     @property
     def hop(self) -> int:
-        """That comes next, or is on its way."""
+        """The hop that comes next, or is being sampled."""
         return len(self.edges_per_hop)
 
     def move(self, area: StructureArea) -> None:
-        """Copy what is known of it to another area.  Raises AreaFull."""
+        """Copy its arrays to another area.  Raises AreaFull."""
         copy = area.copy
         self.index, self.ends, self.times = copy(self.index), copy(self.ends), copy(self.times)
         self.excluded = tuple(
@@ -98,7 +98,7 @@ def scratch_bytes(
     found = []
     for frontier, edges in zip(structure.frontiers, structure.edges_per_hop, strict=True):
         each = frontier * (4 + 4 + 4 + 8 + 8 * bool(record_bytes)) + 4 * num_blocks + 7 * ALIGN
-        most_nodes = frontier * id_bytes + ALIGN  # a copy, where hops expand layers
+        most_nodes = frontier * id_bytes + ALIGN  # a copy, if hops expand layers
         # draws of each group of blocks are aligned
         each += (2 * ALIGN + record_bytes) * num_blocks
         draws = sum(edges) * (id_bytes + record_bytes)

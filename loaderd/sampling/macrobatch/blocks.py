@@ -87,7 +87,7 @@ def cut_parts(
     layout: EdgeLayout,
     last: int,
 ) -> Parts:
-    """What is read of those runs that are to be read in part.
+    """What to read of the runs that are not read whole.
 
     last   number of the last section of a block that is wanted
     """

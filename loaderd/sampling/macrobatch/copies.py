@@ -1,4 +1,4 @@
-"""What stays in memory of halos and hubs: the node of each slot, and where its edges have rows.
+"""Tables of halos and hubs, kept in memory: the node of each slot, and the rows of its edges.
 
 Rows of edges are stored once, in the order of the relation's blocks.  A copied column has its edges
 in the same order, so one number leads from them to their rows.
@@ -22,7 +22,7 @@ from loaderd.sampling.macrobatch.files import MacroFiles, RelationBlocks
 
 
 class SlotTables(NamedTuple):
-    """Of the slots of each type, and of the columns of each relation that are copied there."""
+    """Tables of each type's slots, and of each relation's columns that are copied there."""
 
     nodes: list[NDArray[Any]]  # id_dtype (slots,) store ids
     shifts: list[NDArray[np.int64]]  # (slots,) of a slot's first edge: its place in the relation,
@@ -32,7 +32,7 @@ class SlotTables(NamedTuple):
 def carve_slots(carver: Carver, manifest: Manifest, items: bool) -> SlotTables:
     """Cut the tables out of a run of arena slots.
 
-    items   whether edges are numbered, as they have rows
+    items   whether edges are numbered because they have rows
     """
     slots = {t.name: t.halo.nodes.num_rows if t.halo else 0 for t in manifest.types}
     dtype = np.dtype(manifest.id_dtype)
@@ -105,7 +105,7 @@ def _each_head(
     columns: RelationBlocks,
     use: Callable[[int, NDArray[np.uint32]], None],
 ) -> Reading:
-    """Each block's number and offsets, uint32 (columns + 1,), to `use`, in a reader thread."""
+    """Give each block's number and offsets, uint32 (columns + 1,), to `use`, in a reader thread."""
     geometry = reader.files[columns.file].geometry
     blocks = np.arange(columns.first_node.size - 1)
     runs = block_runs(blocks, geometry, 1)

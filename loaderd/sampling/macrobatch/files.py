@@ -1,4 +1,4 @@
-"""What macro-batches read: which blocks and pages hold a partition, and a group of copies.
+"""The blocks and pages that hold a partition, or a group of copies, for macro-batches.
 
 Parts are numbered as in the store: parts 0 to k - 1 are the partitions, parts k to 2 k - 1 their
 halos, and part 2 k the hubs.
@@ -34,7 +34,7 @@ class RelationBlocks(NamedTuple):
     first_node: NDArray[np.int64]  # (blocks + 1,)
     first_edge: NDArray[np.int64]  # (blocks + 1,)
     low: NDArray[np.int64]  # (parts,) first block of each part
-    high: NDArray[np.int64]  # (parts,) behind its last block
+    high: NDArray[np.int64]  # (parts,) after the last block of each part
 
 
 class MacroRows(NamedTuple):
@@ -64,7 +64,7 @@ def copied_files(store: Store, served: Sequence[ServedRows]) -> list[BlockedFile
 
 
 class MacroFiles:
-    """Of a partitioned store: blocks, pages and edges of every part."""
+    """Blocks, pages and edges of every part of a partitioned store."""
 
     def __init__(self, store: Store, served: Sequence[ServedRows], first_copied: int) -> None:
         """`first_copied`: number, in the reader, of the first of `copied_files`.
@@ -200,7 +200,7 @@ class Bounds(NamedTuple):
 
 
 class HubBounds(NamedTuple):
-    """What hubs take all the time."""
+    """What hubs take permanently."""
 
     pages: int  # of rows
     blocks: int  # graph blocks

@@ -1,7 +1,7 @@
-"""One macro-batch in memory: its rows, and the columns of its nodes without any other sources.
+"""One macro-batch in memory: its rows, and its nodes' columns with sources among its nodes.
 
 Members are the nodes of some partitions, hubs, and the partitions' halos; each counts once.  Graph
-blocks pass by and leave what is wanted of them; rows are read to where they stay.
+blocks are filtered while they pass through buffers; rows are read to where they stay.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,15 +46,15 @@ _NO_TABLE = np.empty(0, np.uint64)
 
 
 class MacroChoice(NamedTuple):
-    """What of a store a session's macro-batches hold."""
+    """The parts of a store that a session's macro-batches hold."""
 
     hubs: bool
     halos: bool
-    beside: EdgeRecord  # sections that are kept of each edge
+    beside: EdgeRecord  # sections kept of each edge
 
 
 def held_record(relation: Relation, wanted: EdgeRecord) -> EdgeRecord:
-    """What is kept of an edge of a relation: of the sections that are wanted those it has."""
+    """The record kept of a relation's edges: those of the wanted sections that it has."""
     ids = ITEM_BYTES[relation.edge_id_dtype] // 4 if relation.edge_id_dtype else 0
     return EdgeRecord(
         ids * (wanted.ids > 0), wanted.weights * relation.has_weights,
@@ -67,7 +67,7 @@ class MacroArrays(NamedTuple):
 
     rows: NDArray[np.uint8]  # page-aligned
     words: NDArray[np.uint64]
-    take: list[NDArray[np.uint8]]  # per type, a flag a copy
+    take: list[NDArray[np.uint8]]  # per type, a flag for each copy
     columns: list[MemberColumns]
     addresses: list[NDArray[np.uint64]]  # per served array
 
@@ -121,7 +121,7 @@ class MacroShared:
         hubs: NDArray[np.uint8],
         choice: MacroChoice,
     ) -> None:
-        """Reads what is known of slots, and the hubs.
+        """Read the tables of slots, and the hubs.
 
         transit  page-aligned buffers, each as wide as a block at least
         slots    memory for `carve_slots`
@@ -191,9 +191,9 @@ class MacroShared:
     def fetch_rows(
         self, a: int, part: int, pages: Pages, place: int, readings: list[Reading]
     ) -> NDArray[np.int64]:
-        """Ask for a part's rows, one shard's pages behind the other's from `place` on.
+        """Begin to read a part's rows, shard after shard, to `place` and the bytes after it.
 
-        Returns where byte 0 of each shard would lie.
+        Returns the place where byte 0 of each shard would lie.
         """
         places = np.empty(pages.counts.size, np.int64)
         for i, (first, count) in enumerate(zip(pages.first, pages.counts, strict=True)):
@@ -238,7 +238,7 @@ class MacroGraph:
             kernels.join_fragments(columns)
 
     def _enter(self, partitions: NDArray[np.int64]) -> list["_Copies"]:
-        """Who is a member; which copies are used, hubs first."""
+        """Enter the members; returns the copies that are used, hubs first."""
         shared, words = self._shared, self._arrays.words
         files, k = shared.files, shared.files.num_partitions
         words[:] = 0
@@ -296,7 +296,7 @@ class MacroGraph:
     def _address(
         self, a: int, copies: "_Copies", in_order: bool, pages: Pages, places: NDArray[np.int64]
     ) -> None:
-        """Where the rows of some members lie."""
+        """Write the addresses of some members' rows."""
         rows = self._shared.rows(a, copies.part)
         layout = row_layout(rows.geometry, rows.array.row_bytes)
         kernels.address_group(
@@ -311,7 +311,7 @@ class MacroGraph:
         copies: Sequence["_Copies"],
         readings: list[Reading],
     ) -> Callable[[], None]:
-        """Ask for the blocks of a relation; returns what is to be done with hubs meanwhile."""
+        """Begin to read the blocks of a relation; returns what to do with hubs meanwhile."""
         shared, files = self._shared, self._shared.files
         relation, columns = shared.manifest.relations[r], self._arrays.columns[r]
         t, k = files.type_of[relation.dst], files.num_partitions
@@ -398,7 +398,7 @@ class MacroGraph:
         data: NDArray[np.uint8],
         places: "_Places",
     ) -> None:
-        """Take what is wanted of a block that passes by, in whatever thread."""
+        """Keep what is wanted of a block that passes by.  Any thread may call."""
         shared, out = self._shared, self._arrays.columns[r]
         relation = shared.manifest.relations[r]
         members = self._members[shared.files.type_of[relation.dst]]
@@ -413,7 +413,7 @@ class MacroGraph:
                 )
 
     def sample(self, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:
-        """Fill the workspace with the structure of the batch that begins there.
+        """Fill the workspace with the structure of the batch that begins at these roots.
 
         Raises WorkspaceFull.
         """
@@ -444,7 +444,7 @@ class MacroGraph:
         then(0, num)
 
     def address(self, nodes: NDArray[Any], a: int, out: NDArray[np.uint64]) -> None:
-        """Where the rows of members lie; NO_ROW for nodes of another type."""
+        """Addresses of members' rows; NO_ROW for nodes of another type."""
         members = self._members[self._shared.types[a]]
         kernels.address_members(members, nodes, self._arrays.addresses[a], out)
 
@@ -465,7 +465,7 @@ class _Used(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """Where blocks put what is kept of them."""
+    """Places for what is kept of blocks."""
 
     blocks: NDArray[np.int64]
     starts: NDArray[np.int64]
@@ -474,7 +474,7 @@ class _Places(NamedTuple):
 
     @classmethod
     def lay_out(cls, blocks: NDArray[np.int64], columns: RelationBlocks, used: _Used) -> "_Places":
-        """One behind the other, each with room for all its edges."""
+        """One after the other, each with room for all edges of its block."""
         sizes = columns.first_edge[blocks + 1] - columns.first_edge[blocks]
         ends = used.edges + np.cumsum(sizes)
         end = _Used(int(ends[-1]) if ends.size else used.edges, used.rows + blocks.size)

@@ -1,4 +1,4 @@
-"""Which macro-batch is in which memory: a thread reads what is needed next while one is served.
+"""Macro-batches and their memories: a thread reads the next one while one is served.
 
     wanted   (epoch 0, macro 3)   (epoch 0, macro 4)   ...   (epoch 1, first)
                      |                    |
@@ -17,7 +17,7 @@ from loaderd.sampling.macrobatch.graph import MacroGraph
 
 Key = tuple[int, int]  # epoch, and number of the macro-batch in it
 Span = tuple[int, int]  # ns of a steady clock; (0, 0): nothing was done
-OnRead = Callable[[Span, Span], None]  # when the memory was last used, when it was filled again
+OnRead = Callable[[Span, Span], None]  # (when the memory was in use, when it was filled again)
 
 
 @dataclass(slots=True, eq=False)
@@ -58,21 +58,21 @@ class MacroLoader:
         self._thread.start()
 
     def begin(self) -> None:
-        """What could not be read is tried again when it is needed."""
+        """A run begins: what could not be read is tried again when it is needed."""
         self._errors.clear()
         self._begun += 1
         self._changed.notify_all()  # what is wanted may be the same as before
 
     def want(self, wanted: list[Key]) -> None:
-        """What is needed from now on, in this order; what of it is not there is read."""
+        """Set what is needed from now on, in this order; what is not there is read."""
         if wanted != self._wanted:
             self._wanted = wanted
             self._changed.notify_all()
 
     def acquire(self, key: Key) -> MacroMemory | None:
-        """A macro-batch for one batch, until `release`; None: it is not there yet.
+        """Keep a macro-batch for one batch, until `release`; None: it is not there yet.
 
-        Raises what its reading has raised.
+        Raises the error of reading it.
         """
         if key in self._errors:
             raise self._errors[key]
@@ -99,16 +99,16 @@ class MacroLoader:
         return memory is not None and not memory.loading
 
     def is_held_up(self, key: Key) -> bool:
-        """Whether this one is not read before batches of others are released."""
+        """Whether this one cannot be read before batches of others are released."""
         return self._find(key) is None and key not in self._errors and self._next() is None
 
     def stop(self) -> None:
-        """Nothing more is read, but for what is under way."""
+        """Read nothing more, except what is under way."""
         self._closed = True
         self._changed.notify_all()
 
     def join(self) -> None:
-        """After `stop`, without the lock: until the thread has ended."""
+        """Wait until the thread has ended.  Call it after `stop`, without the lock."""
         self._thread.join()
         del self._on_read  # it leads back to the session
 
@@ -116,7 +116,7 @@ class MacroLoader:
         return next((m for m in self._memories if m.key == key), None)
 
     def _next(self) -> tuple[MacroMemory, Key] | None:
-        """What is to be read, and where to; None while nothing can be."""
+        """The memory to read to, and the macro-batch to read; None while nothing can be read."""
         near = self._wanted[: len(self._memories)]
         free = [m for m in self._memories if not (m.users or m.loading or m.key in near)]
         missing = [key for key in near if self._find(key) is None and key not in self._errors]

@@ -15,7 +15,7 @@ _TRANSIT_BYTES = 1 << 16  # of a buffer that blocks pass through, at least
 
 
 class MacroSizing(NamedTuple):
-    """Slots for each part, all of them runs."""
+    """Slots for each part, each of them contiguous."""
 
     choice: MacroChoice
     bounds: Bounds
@@ -54,7 +54,7 @@ def cut_macro(
     slot_bytes: int,
     available: int,
 ) -> MacroSizing:
-    """Two memories where `available` slots hold them, else one."""
+    """Size the memory of macro-batches: of two if `available` slots hold them, else of one."""
     macro = resolved.macro
     assert macro is not None
     record = edge_record(manifest, resolved)

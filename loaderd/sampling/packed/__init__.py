@@ -1,1 +1,1 @@
-"""Epochs that were sampled beforehand, with the rows that their batches want."""
+"""Packed epochs: sampled beforehand, with the rows that their batches want."""

@@ -20,7 +20,7 @@ from blockstore.io.reading import Reading
 from blockstore.store import BlockedFile, find_shards
 from loaderd.sampling.packed.format import Pack
 
-_RUN_PAGES = 256  # of a range that one thread reads
+_RUN_PAGES = 256  # most pages that one thread reads at once
 _PIECE = 1 << 20
 
 
@@ -31,7 +31,7 @@ class PageCrcs:
     """
 
     def __init__(self, path: Path, count: int) -> None:
-        """`path`: of a side array of so many uint32; none where there are none."""
+        """`path`: of a side array of `count` uint32; it is not opened if `count` is 0."""
         self._path, self._map = str(path), mmap.mmap(-1, max(4 * count, mmap.PAGESIZE))
         self.crcs: NDArray[np.uint32] = np.frombuffer(self._map, np.uint32, count)
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if count else -1
@@ -39,13 +39,13 @@ class PageCrcs:
         self._low, self._high = count, 0
 
     def load(self, first: int, stop: int) -> None:
-        """Those of pages [first, stop) are there until `drop`.  Raises CorruptBlock, OSError."""
+        """Load those of pages [first, stop), until `drop`.  Raises CorruptBlock, OSError."""
         read_exact(self._fd, [byte_view(self.crcs[first:stop])], 4 * first, self._path)
         self._users += 1
         self._low, self._high = min(self._low, first), max(self._high, stop)
 
     def drop(self) -> None:
-        """What one `load` brought is not needed; memory is free when nothing is."""
+        """End the use of one `load`; memory is freed when nothing is used."""
         self._users -= 1
         if self._users == 0 and self._low < self._high:
             low, high = 4 * self._low // mmap.PAGESIZE, -(-4 * self._high // mmap.PAGESIZE)
@@ -93,11 +93,11 @@ class PackFiles(Closing):
             raise
 
     def close(self) -> None:
-        """Nothing is on its way."""
+        """Close the files, which nobody is reading."""
         self._stack.close()
 
     def begin(self, array: RowArray, runs: NDArray[np.int64], places: NDArray[np.int64]) -> Reading:
-        """Begin to read runs of pages of an array to bytes of the memory; they ascend.
+        """Begin to read runs of pages of an array, which ascend, to bytes of the memory.
 
         Raises CorruptBlock, OSError: their checksums cannot be read.
         """
@@ -106,7 +106,7 @@ class PackFiles(Closing):
         return self.reader.fetch(found.number, runs, places)
 
     def ended(self, array: RowArray) -> None:
-        """What one `begin` asked for is there, or has failed."""
+        """The pages that one `begin` asked for are there, or have failed."""
         self._arrays[array.path].crcs.drop()
 
     def pages(self, array: RowArray, first: int, stop: int) -> NDArray[np.int64]:
@@ -143,7 +143,7 @@ def _bounds(geometry: BlockGeometry, runs: NDArray[np.int64]) -> tuple[int, int]
 
 
 def check_bound(path: Path, expected: str) -> None:
-    """Raises CorruptBlock: a file is missing, or another one than was written."""
+    """Check a file's digest.  Raises CorruptBlock: it is missing, or not what was written."""
     total = hashlib.blake2b(digest_size=16)
     try:
         with path.open("rb") as file:

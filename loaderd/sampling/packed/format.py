@@ -1,5 +1,4 @@
-"""What packed epochs look like on disk: the only code that knows
-docs/derivations/packed-epochs.md.
+"""Format of packed epochs on disk: the only code that knows docs/derivations/packed-epochs.md.
 
 A pack is a folder of row arrays, as those of a store are, and `pack.json`, which binds them.
 """
@@ -40,9 +39,9 @@ class PackedGroup(msgspec.Struct, frozen=True):
 class PackedEpoch(msgspec.Struct, frozen=True):
     """Where the batches and rows of one epoch lie in the files of a pack."""
 
-    structure: RowArray  # uint8 (pages, 4096): a record for each batch, from a page on
-    places: RowArray  # uint8 (pages, 4096): uint32 of each node of a batch, from a page on
-    rows: tuple[RowArray, ...]  # of each served array: group by group, each from a block on
+    structure: RowArray  # uint8 (pages, 4096): a record for each batch, beginning on a page
+    places: RowArray  # uint8 (pages, 4096): uint32 of each node, by batch, from a page on
+    rows: tuple[RowArray, ...]  # of each served array: group by group, each beginning with a block
     pages: tuple[int, ...]  # of the record of each batch
     nodes: tuple[int, ...]  # of each batch
     groups: tuple[PackedGroup, ...]
@@ -73,7 +72,7 @@ class Pack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def packs_folder(store: Path) -> Path:
-    """Where the packs of a store are, beside it."""
+    """The folder of a store's packs, beside the store."""
     store = store.resolve()
     return store.with_name(f"{store.name}.packs")
 
@@ -82,11 +81,11 @@ _NOT_PACKED = (
     "edge_weights",
     "edge_times",
     "rows",
-)  # nobody who asks for these is served from a pack
+)  # sessions that ask for these are not served from a pack
 
 
 def pack_path(store: Path, resolved: Resolved, world_size: int) -> Path:
-    """Where the pack of these parameters is, or would be."""
+    """Path of the pack of these parameters, whether or not it exists."""
     bare = msgspec.to_builtins(msgspec.structs.replace(resolved, cycle=0))
     for name in _NOT_PACKED:
         del bare[name]
@@ -100,7 +99,7 @@ def write_pack(folder: Path, pack: Pack) -> None:
 
 
 def read_pack(folder: Path) -> Pack:
-    """What a pack says of itself.  Raises NotAStore, UnsupportedVersion, CorruptBlock."""
+    """Read the `pack.json` of a pack.  Raises NotAStore, UnsupportedVersion, CorruptBlock."""
     path = folder / PACK
     if not path.exists():
         raise NotAStore(f"{folder}: no {PACK}, expected packed epochs")
@@ -150,7 +149,7 @@ class PackIndex:
             self._groups.append(np.repeat(np.arange(len(counts)), counts))
 
     def find(self, unit: Unit) -> BatchPlace:
-        """Of a unit of the session's plan.  Raises BatchFailed: it is not in the pack."""
+        """Find the batch of a unit of the session's plan.  Raises BatchFailed: it is not there."""
         epoch, step = drawn_epoch(self._resolved, unit.epoch), unit.step
         if epoch >= len(self.pack.epochs):
             raise BatchFailed(f"found epoch {epoch}, expected 0 to {len(self.pack.epochs) - 1}")
@@ -169,7 +168,7 @@ def _starts(counts: Iterable[int]) -> list[int]:
 
 
 def array_dtypes(id_dtype: str, edge_id_dtype: str) -> dict[str, str]:
-    """Of `StructureArrays`, by name."""
+    """Dtypes of `StructureArrays`, by name."""
     found = dict.fromkeys(StructureArrays._fields, "uint32")
     return found | {
         "nodes": id_dtype, "edge_ids": edge_id_dtype, "places": "int64",
@@ -205,7 +204,7 @@ def make_record(structure: Structure, arrays: StructureArrays, dtypes: dict[str,
 
 
 def write_record(record: Record, out: NDArray[np.uint8]) -> None:
-    """Into `num_bytes` or more; what is left of `out` becomes zeros."""
+    """Write a record to `out`, of its `num_bytes` or more; the rest becomes zeros."""
     out[:] = 0
     out[: record.head.nbytes] = record.head.view(np.uint8)
     at = _aligned(record.head.nbytes)

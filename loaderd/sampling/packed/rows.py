@@ -1,4 +1,4 @@
-"""Rows of packed epochs: some stay, those of a few groups are there at a time, read in order."""
+"""Rows of packed epochs: hot rows stay, those of a few groups at a time are read in order."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ class PackGeometry:
         ]
 
     def blocks(self, rows: Sequence[int]) -> list[int]:
-        """Of each served array, with so many rows of each type."""
+        """Blocks of each served array, given the rows of each type."""
         return [-(-rows[self.type_of[i]] // per) for i, per in enumerate(self.per_block)]
 
     @property
@@ -41,7 +41,7 @@ class PackGeometry:
 
     @property
     def most_blocks(self) -> list[int]:
-        """Of each served array, in the group that has most of them."""
+        """Blocks of each served array in the group that has most of them."""
         found = [self.blocks(g.rows) for e in self._pack.epochs for g in e.groups]
         return [max(counts) for counts in zip(*found, strict=True)] if self.per_block else []
 
@@ -59,12 +59,12 @@ class _Area:
 
     slots: list[NDArray[np.int64]]  # of each served array
     key: _Key | None = None
-    last: int = -1  # batch of the run that uses it
+    last: int = -1  # the last batch of the run that uses it
     coming: list[_Part] = field(default_factory=list)
 
 
 class PackedRows:
-    """What a session of packed epochs has in place of a row cache.
+    """Brings rows in for a session of packed epochs, in place of a row cache.
 
     The gather thread of the session brings groups in, workers look rows up.
     """
@@ -89,7 +89,7 @@ class PackedRows:
         self.stay_rows, self.stay_read = sum(self._pack.hot), 0
 
     def _first_blocks(self, epoch: int) -> list[list[int]]:
-        """Of each group, the first block in each served array."""
+        """The first block of each group in each served array."""
         found = [[0] * len(self._geometry.per_block)]
         for group in self._pack.epochs[epoch].groups:
             counts = self._geometry.blocks(group.rows)
@@ -104,16 +104,16 @@ class PackedRows:
             area.last = -1
 
     def age(self) -> None:
-        """A group begins: nothing leaves for its age."""
+        """A group begins; here nothing is evicted by age."""
 
     def count_fitting(self, batches: Sequence[Needs]) -> int:
-        """How many of the batches are brought in together: one, whose group may be there."""
+        """Batches are brought in one by one; the group of one may be there already."""
         return min(1, len(batches))
 
     def bring(
         self, group: Sequence[Needs], later: Sequence[Needs], oldest: Callable[[int], int]
     ) -> None:
-        """The rows of a batch's group, and what follows it as far as there is room.
+        """Bring in the rows of a batch's group, and begin to read the next one if there is room.
 
         Raises CorruptBlock, OSError, and what `oldest` raises.
         """
@@ -139,7 +139,7 @@ class PackedRows:
         return next((area for area in self._areas if area.key == key), None)
 
     def _released(self, oldest: Callable[[int], int]) -> _Area:
-        """The area that has been used least recently, as soon as nobody needs it."""
+        """The least recently used area, as soon as nobody needs it."""
         area = min(self._areas, key=lambda a: (a.last, a.key is not None))
         known = oldest(-1)
         while known <= area.last:
@@ -158,7 +158,7 @@ class PackedRows:
             area.last = -1
 
     def _begin(self, area: _Area, key: _Key) -> None:
-        """Have the rows of a group read into an area that nobody needs; group -1: those that stay.
+        """Begin to read a group's rows into an area that nobody needs; group -1: those that stay.
 
         Raises CorruptBlock, OSError.
         """
@@ -182,7 +182,7 @@ class PackedRows:
         area.key = key
 
     def _finish(self, area: _Area) -> None:
-        """Until the rows are there.  Raises CorruptBlock, OSError: then the area holds nothing."""
+        """Wait for an area's rows.  Raises CorruptBlock, OSError: then the area holds nothing."""
         coming, area.coming = area.coming, []
         try:
             wait_all(part.reading for part in coming)
@@ -194,13 +194,13 @@ class PackedRows:
                 self._files.ended(part.array)
 
     def _drop(self, area: _Area) -> None:
-        """What an area holds, or is to hold, is not wanted."""
+        """Drop what an area holds or is to hold."""
         with contextlib.suppress(Exception):  # whoever wants it reads it again, and is told
             self._finish(area)
         area.key = None
 
     def close(self) -> None:
-        """Nothing is on its way any more."""
+        """Drop all rows, after all that is being read has come."""
         for area in (self._hot, *self._areas):
             self._drop(area)
 

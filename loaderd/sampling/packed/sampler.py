@@ -1,4 +1,4 @@
-"""The structure of packed batches: one record each, read as it is, some at a time."""
+"""Structures of packed batches: one record each, read as it is, several at a time."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from loaderd.sampling.packed.format import BatchPlace, PackIndex, read_record
 
 
 class PackedSampler:
-    """Reads the records of some batches together: reads of rows may be waiting before theirs."""
+    """Reads the records of several batches together, as they may have to wait for reads of rows."""
 
     def __init__(self, index: PackIndex, files: PackFiles, data: NDArray[np.uint8]) -> None:
         """`data`: the arena, uint8, into which records are read."""
@@ -27,7 +27,7 @@ class PackedSampler:
     def sample(
         self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
     ) -> list[Sampled]:
-        """The first of these batches that the area holds.
+        """Read as many of the first units as the area holds.
 
         Raises CorruptBlock, OSError, BatchFailed.
         """
@@ -72,7 +72,7 @@ class PackedSampler:
         return Sampled(batch, one.unit, structure, arrays, area)
 
     def places(self, sampled: Sampled) -> NDArray[np.uint32]:
-        """Of each node of a batch whose area has not been given back."""
+        """Places of the nodes of a batch whose area has not been given back."""
         return self._places[sampled.area][sampled.batch]
 
     def _begin(self, array: RowArray, pages: tuple[int, int], memory: NDArray[np.uint8]) -> Reading:
@@ -84,7 +84,7 @@ class PackedSampler:
 
 
 class _Coming(NamedTuple):
-    """A batch on its way."""
+    """A batch that is being read."""
 
     unit: Unit
     place: BatchPlace

@@ -1,1 +1,1 @@
-"""Hop-wise batches: rows of propagated features, read or in memory."""
+"""Hop-wise batches: rows of propagated features, in memory or read for each batch."""

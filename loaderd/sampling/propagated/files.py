@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from blockstore.format import PAGE_BYTES, BlockGeometry, HopSet, Manifest, RowArray, row_geometry
 from blockstore.store import BlockedFile, Store
 
-RUN_PAGES = 256  # of what is read by one call, at most: 1 MiB
+RUN_PAGES = 256  # most pages that one call reads: 1 MiB
 LABEL, NODES = "y", "n_id"  # names of the arrays that are not hops
 
 
@@ -29,7 +29,7 @@ class HopArray(NamedTuple):
 
     @property
     def num_pages(self) -> int:
-        """Pages that hold rows: the last block may have others behind them."""
+        """Pages that hold rows: the last block may have others after them."""
         return self.pages(0, self.array.num_rows)[1]
 
     def pages(self, first: int, stop: int) -> tuple[int, int]:
@@ -50,7 +50,7 @@ class HopArray(NamedTuple):
 
 
 def hop_files(store: Store) -> list[BlockedFile]:
-    """Their files, in the same order.  Raises CorruptBlock."""
+    """Files of the store's hop-wise arrays, in manifest order.  Raises CorruptBlock."""
     return [store.rows(array) for array in store.manifest.hop_arrays()]
 
 

@@ -17,7 +17,7 @@ MOST_RANGES = 64  # of a batch; with more of them rows are taken one by one
 _ON_THE_WAY = 128 << 20  # bytes of batches in flight that keep a disk and a trainer busy
 _TRANSIT_BYTES = 1 << 16  # of a buffer that pages pass through, at least
 _LEAST_WINDOW, _MOST_WINDOW = 4, 64
-_HELD_WINDOW = 32  # of what is in memory: batches in flight cost next to nothing
+_HELD_WINDOW = 32  # if arrays are in memory: batches in flight cost next to nothing
 _SHARE = 4  # a session takes one in so many of the slots that are free, if nothing else is asked
 
 
@@ -26,7 +26,7 @@ class HopSizing(NamedTuple):
 
     ranges: bool  # batches are ranges of rows, else rows by number
     held: bool  # arrays are in memory whole
-    arrays: int  # slots of arrays that nobody holds yet
+    arrays: int  # slots of arrays that are not in memory yet
     buffer: int  # of what a batch needs beside them
     window: int  # batches in flight, each with a buffer
     run: int  # of a buffer that pages pass through
@@ -40,7 +40,7 @@ class HopSizing(NamedTuple):
 
     @property
     def least(self) -> int:
-        """The same, with one batch in flight."""
+        """The fewest of these: with one batch in flight."""
         return self.buffer + self.transit * self.run
 
     def basis(self, num_arrays: int) -> str:
@@ -61,9 +61,9 @@ def cut_hops(
     window: int,
     held: bool = True,
 ) -> HopSizing:
-    """Cut the memory of a session.
+    """Size the memory of a session.
 
-    available   slots that can be had
+    available   slots that can be taken
     missing     slots of arrays that are not in memory yet
     window      batches in flight that the client would like, 0: as many as is good
     held        False: arrays are not to be held

@@ -1,4 +1,4 @@
-"""Where rows of propagated features come from: arrays in memory, or pages that are read for them.
+"""Sources of rows of propagated features: arrays in memory, or pages read for each batch.
 
 Arrays that are in memory whole are read once, page by page, and shared by all sessions of a store.
 No source copies rows of ranges: pages go from disk to where a client reads them.  Rows that are
@@ -27,20 +27,20 @@ from loaderd.plans.base import Unit
 from loaderd.plans.chunks import HopPlan
 from loaderd.sampling.propagated.files import HopArray
 
-_PIECE_PAGES = 4096  # of each array, at a time, where all is read
-_PIECES = 2  # on their way at once
+_PIECE_PAGES = 4096  # of each array, read at a time if all is read
+_PIECES = 2  # in flight at once
 _ABSENT, _COMING, _HERE = range(3)
 
 
 @dataclass(slots=True)
 class PendingRead:
-    """What a batch waits for."""
+    """The readings that a batch waits for."""
 
     readings: list[Reading] = field(default_factory=list)
-    after: list[Callable[[bool], None]] = field(default_factory=list)  # told how it went, once
+    after: list[Callable[[bool], None]] = field(default_factory=list)  # told once: did it succeed?
 
     def wait(self) -> None:
-        """Until nothing is on its way any more.  Raises the first error met."""
+        """Wait until nothing is in flight.  Raises the first error met."""
         good = False
         try:
             wait_all(self.readings)
@@ -66,7 +66,7 @@ class ResidentArray:
         self._lock = concurrency.Lock()
 
     def fetch(self, low: int, high: int, arrival: PendingRead) -> None:
-        """Have pages [low, high) brought where they are not, and `arrival` wait for them."""
+        """Begin to read those of pages [low, high) that are absent; `arrival` waits for all."""
         if self._left == 0:
             return
         with self._lock:
@@ -83,7 +83,7 @@ class ResidentArray:
             per_shard = geometry.blocks_per_shard * geometry.pages_per_block
             places = self.base + (runs[:, 0] * per_shard + runs[:, 1]) * PAGE_BYTES
             entry = (low, high, self._reader.fetch(self.array.file, runs, places))
-            self._state[absent] = _COMING  # now that they are: an error leaves them absent
+            self._state[absent] = _COMING  # only now: an error has left them absent
             self._coming.append(entry)
         arrival.readings.append(entry[2])
 
@@ -97,12 +97,12 @@ class ResidentArray:
 
 
 def held_bytes(array: HopArray) -> int:
-    """Memory of an array: its pages, and a byte of each."""
+    """Memory of an array: its pages, and a state byte for each."""
     return array.num_pages * (PAGE_BYTES + 1)
 
 
 def load_all(arrays: Sequence[ResidentArray], stopped: Callable[[], bool]) -> Iterator[None]:
-    """Bring all pages of all arrays, piece by piece; ends early where `stopped`.
+    """Read all pages of all arrays, piece by piece; ends early when `stopped`.
 
     Raises CorruptBlock, OSError.
     """
@@ -142,7 +142,7 @@ class ArrayCache:
         return -(-held_bytes(array) // self._slot_bytes)
 
     def missing_slots(self, arrays: Sequence[HopArray]) -> int:
-        """Slots that it would take to hold those which are not held."""
+        """Slots needed to hold those of the arrays that are not held yet."""
         with self._lock:
             return sum(self._slots(a) for a in arrays if a.array.path not in self._held)
 
@@ -172,7 +172,7 @@ class ArrayCache:
             return self._held[path][0]
 
     def give(self, held: Sequence[ResidentArray]) -> None:
-        """One user less of each; what has none leaves.  Nothing of the user is on its way."""
+        """End one use of each; unused arrays are freed.  The user has no reading in flight."""
         with self._lock:
             for one in held:
                 path = one.array.array.path
@@ -182,7 +182,7 @@ class ArrayCache:
                     del self._users[path]
 
     def ledger_entries(self) -> list[LedgerEntry]:
-        """What is held, which no session's entry counts."""
+        """The entry of the held arrays, which no session's entry counts."""
         with self._lock:
             slots = sum(len(slots) for _, slots in self._held.values())
             if not slots:
@@ -197,22 +197,22 @@ class ArrayCache:
 
 
 class Answer(NamedTuple):
-    """Where a batch lies, as `ChunkReady` says it."""
+    """The places of a batch, as `ChunkReady` describes them."""
 
     form: str
     first: tuple[int, ...]
     counts: tuple[int, ...]
     places: tuple[tuple[int, ...], ...]
-    numbers: int  # of the rows: `ChunkReady.index`
+    numbers: int  # place of the row numbers: `ChunkReady.index`
 
 
 class RowSource(Protocol):
-    """Has the rows of a batch brought."""
+    """Brings the rows of a batch."""
 
     def ask(self, unit: Unit, buffer: int, arrival: PendingRead) -> Answer:
-        """Begin to bring a batch, by way of buffer number `buffer`, which nobody uses.
+        """Begin to bring a batch through buffer number `buffer`, which nobody uses.
 
-        The answer holds once the arrival has been waited for.  Raises CorruptBlock, OSError: also
+        The answer holds once the arrival has been waited for.  Raises CorruptBlock, OSError: even
         then the buffer is free only after the arrival has been waited for.
         """
 
@@ -256,7 +256,7 @@ class CachedRows:
         self._loaded = False
 
     def ask(self, unit: Unit, buffer: int, arrival: PendingRead) -> Answer:
-        del arrival  # nothing is on its way after what is loaded
+        del arrival  # everything is loaded when this returns
         if not self._loaded:
             for _ in load_all(self._arrays, self._stopped):
                 pass
@@ -299,9 +299,9 @@ class _Gathered(NamedTuple):
     """A buffer of `PassingRows`."""
 
     rows: NDArray[np.uint8]
-    order: NDArray[np.int64]  # rows as the batch has them
+    order: NDArray[np.int64]  # row numbers in the order of the batch
     ascending: NDArray[np.int64]
-    places: NDArray[np.int64]  # in the batch, of each of the above
+    places: NDArray[np.int64]  # in the batch, of each of `ascending`
     runs: NDArray[np.int64]  # (arrays, rows, 5)
 
 
