@@ -1,4 +1,4 @@
-"""What a training script holds: datasets, adapters and reference models."""
+"""The client library for training scripts: datasets, adapters and reference models."""
 
 import sys
 from importlib.util import find_spec
@@ -8,7 +8,7 @@ if find_spec("torch") is None:
         "clients: found no torch, expected it for batches of tensors: "
         'pip install "blockstore[torch]"'
     )
-    if sys.argv[:1] == ["-m"]:  # what stands there while `python -m clients.train` is looked for
+    if sys.argv[:1] == ["-m"]:  # while Python looks for the module of `python -m clients.train`
         sys.stderr.write(f"error: {_found}\n")
         sys.exit(2)
     raise ModuleNotFoundError(_found, name="torch")

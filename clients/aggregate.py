@@ -14,13 +14,13 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 def mean_of_neighbors(
     h: Tensor, edge_index: Tensor, num_targets: int, kernel: str = "embedding_bag"
 ) -> Tensor:
-    """Mean of h over the sources of each target's edges, 0 where it has none.
+    """Mean of h over the sources of each target's edges; 0 for a target without edges.
 
     h           (num_nodes, width)
     edge_index  int64 (2, num_edges)    targets below `num_targets`, ascending in sampled batches
     kernel      of `KERNELS`; the same up to rounding
 
-    Compiled or captured, targets are taken to be ascending: to look would end the graph.
+    When compiled or captured, targets must be ascending: a check would break the graph.
     """
     src, dst = edge_index[0], edge_index[1]
     looks = kernel != "index_add" and not torch.compiler.is_compiling()
@@ -31,17 +31,17 @@ def mean_of_neighbors(
 
 
 def count_edges(targets: Tensor, num_targets: int) -> Tensor:
-    """int64 (num_targets,): edges of each; `bincount`, whose shape would depend on its input."""
+    """int64 (num_targets,): edges of each; unlike `bincount`, of a shape known beforehand."""
     return targets.new_zeros(num_targets).scatter_add_(0, targets, torch.ones_like(targets))
 
 
 def _by_bags(h: Tensor, src: Tensor, _: Tensor, counts: Tensor) -> Tensor:
-    """An embedding bag a target: no row per edge is ever held."""
+    """One embedding bag per target: never materializes a row per edge."""
     return functional.embedding_bag(src, h, counts.cumsum(0) - counts, mode="mean")
 
 
 def _by_adding(h: Tensor, src: Tensor, dst: Tensor, counts: Tensor) -> Tensor:
-    """The only one that any order of targets does for, and that has the host wait for nothing."""
+    """The only kernel that takes targets in any order and never makes the host wait."""
     total = h.new_zeros(counts.numel(), h.size(1)).index_add(0, dst, h[src])
     return total / counts.clamp(min=1)[:, None]
 
@@ -52,7 +52,7 @@ def _by_segments(h: Tensor, src: Tensor, _: Tensor, counts: Tensor) -> Tensor:
 
 
 def _by_product(h: Tensor, src: Tensor, dst: Tensor, counts: Tensor) -> Tensor:
-    """A sparse matrix, of rows in CSR that add up to 1, times h."""
+    """Product of a sparse CSR matrix, whose rows add up to 1, and h."""
     starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     weights = (1 / counts.to(h.dtype))[dst]
     with warnings.catch_warnings():  # torch says that CSR is in beta state

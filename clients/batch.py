@@ -1,7 +1,7 @@
-"""From a daemon's descriptors to tensors of a trainer's own: copies, and rows gathered by address.
+"""Turn a daemon's descriptors into the trainer's own tensors: copy arrays, gather rows by address.
 
-A batch of one node type and one relation is a batch of several types with one of each: its nodes
-stand type by type as they come, and nothing has to be put in another order.
+A batch of one node type and one relation is handled as one of several types that has one of each:
+its nodes come ordered by type already, and nothing is reordered.
 """
 
 import itertools
@@ -26,21 +26,21 @@ from loaderd.api.protocol import BatchReady, Blob, BlobArray, RowGroup
 
 SPLIT_BYTES = 4 << 20  # rows of fewer bytes are gathered on the calling thread alone
 
-Named = dict[str, BlobArray]  # arrays of a blob
+Named = dict[str, BlobArray]  # arrays of a blob by name
 Views = dict[str, NDArray[Any]]
 
 
 class ItemOrder(NamedTuple):
-    """Where each node of a batch, and each edge that has rows, stands among those of its type.
+    """The place of each node of a batch, and of each edge with rows, among the items of its type.
 
-    Relations are types that follow those of the nodes.
+    Relations count as further types, after the node types.
     """
 
     starts: Sequence[int]  # (types + 1,) first item of each type
     kind: Any = None  # (items,) type, integers; None: items come type by type already
     order: Any = None  # uint32 (items,) places in the batch, type by type; None likewise
     place: Any = None  # int64 (items,) among those of the type; None likewise
-    some: bool = False  # items of no type that is asked for come along, if their rows do
+    some: bool = False  # a message with rows also brings rows of items of no wanted type
 
     def count(self, kind: int) -> int:
         return self.starts[kind + 1] - self.starts[kind]
@@ -48,7 +48,7 @@ class ItemOrder(NamedTuple):
     def pick(
         self, kind: int, positions: NDArray[np.uint32] | None
     ) -> tuple[Any, NDArray[np.uint32] | None]:
-        """Which items of a row group are of a type, as an index, and their places within it.
+        """The items of a row group that have a type, as an index, and their places within the type.
 
         positions   places in the batch of the group's items; None: all of them, in order
         """
@@ -68,7 +68,7 @@ def numpy_dtype(array: RowArraySpec | RowArray) -> str:
 
 
 class ArenaReader:
-    """What readers of a session's batches have in common, whatever batches they make."""
+    """Base class of the readers of a session's batches, whatever batches they make."""
 
     def __init__(self, session: Session, pool: Memory, threads: int = 1) -> None:
         self._session = session
@@ -90,7 +90,7 @@ class ArenaReader:
         return self._copy(blob, array, self._pool.empty((array.length,), np.int64))
 
     def _narrow(self, blob: Blob, array: BlobArray) -> NDArray[Any]:
-        """In its own dtype; in place where it lies in one piece."""
+        """An array in its own dtype; a view of the arena if it lies in one piece."""
         pieces = list(self._session.views(blob, array))
         return pieces[0][1] if len(pieces) == 1 else self._writable(blob, array)
 
@@ -99,13 +99,13 @@ class ArenaReader:
         return self._copy(blob, array, np.empty(array.length, array.dtype))
 
     def _announce(self, ready: BatchReady, num_rows: Sequence[int]) -> None:
-        """Say what comes, before room is asked for; `num_rows` of each row array."""
+        """Tell the memory which rows come, `num_rows` of each array, before asking it for room."""
         specs, arena = self._session.attached.rows, self._session.attachment.data
         in_place = ready.rows.last and arena.size > 0
         self._pool.received(arena, list(zip(specs, num_rows, strict=True)) if in_place else [])
 
     def _rooms(self, pool: Memory, counts: Sequence[int]) -> dict[str, NDArray[Any]]:
-        """Arrays in `pool` for so many rows of each row array."""
+        """Allocate an array in `pool` for `counts` rows of each row array."""
         return {
             spec.name: pool.rows(spec, (count, *spec.row_shape), numpy_dtype(spec))
             for spec, count in zip(self._session.attached.rows, counts, strict=True)
@@ -130,9 +130,9 @@ class ArenaReader:
         out: NDArray[np.uint8],
         taken: NDArray[Any] | None = None,
     ) -> None:
-        """Rows that came along, to their places.
+        """Copy rows that came with the message to their places.
 
-        taken   which of them are wanted, as a mask, or in the order of their places; None: all
+        taken   the wanted rows: a mask, or indices in the order of their places; None: all
         """
         width = spec.row_bytes
         if taken is not None and taken.dtype == np.bool_:
@@ -165,10 +165,10 @@ class ArenaReader:
         positions: NDArray[np.uint32] | None,
         out: NDArray[np.uint8],
     ) -> None:
-        """Rows `first`, `first + 1`, ... of a group, on as many threads as they are worth."""
+        """Gather rows `first`, `first + 1`, ... of a group, on several threads if it is large."""
         arena = self._session.attachment.data
         if self._pool.gathers(out, first, addresses):
-            self._session.hold()  # it will be read when this batch has been handed out
+            self._session.hold()  # a device still reads the arena after this batch was handed out
             return
 
         def gather(start: int, stop: int) -> None:
@@ -182,7 +182,7 @@ class ArenaReader:
         self._split(gather, addresses.size, addresses.size * spec.row_bytes)
 
     def _split(self, work: Callable[[int, int], None], rows: int, num_bytes: int) -> None:
-        """Do `work` for rows [start, stop) of `rows`, on as many threads as they are worth."""
+        """Do `work` for ranges [start, stop) of `rows`, on several threads if they are large."""
         if self._threads == 1 or num_bytes < SPLIT_BYTES:
             work(0, rows)
             return
@@ -198,8 +198,8 @@ class ArenaReader:
 class BatchReader(ArenaReader):
     """Reads the sampled batches of one session, of any number of node types and relations.
 
-    A batch is the fields of a `clients.torch.HeteroBatch`, and of the following those that the
-    daemon sends:
+    A batch is a dict of the fields of a `clients.torch.HeteroBatch`, and of those of the following
+    that the daemon sends:
 
     ends        int64: local ends of seed edges and negatives, within their types
     seed_rank   int64 (seeds of all ranks,): which rank trains each, with home placement
@@ -237,13 +237,13 @@ class BatchReader(ArenaReader):
         return batch | self._row_fields(rows)
 
     def _wanted(self, ready: BatchReady, nodes: ItemOrder) -> ItemOrder:
-        """What rows are wanted of."""
+        """The items whose rows are wanted: the nodes, and the edges if asked for."""
         if not self._session.attached.resolved.edge_features:
             return nodes
         return _with_edges(nodes, ready, self._edge_starts(ready)[1])
 
     def _edge_starts(self, ready: BatchReady) -> tuple[list[list[int]], list[int]]:
-        """Edges of each relation by hop, and the first of each relation among all."""
+        """Numbers of edges of each relation by hop, and its first edge among all."""
         relations = range(len(self._session.attached.relations))
         per_hop = [[hop[r] for hop in ready.edges_per_hop] for r in relations]
         return per_hop, [0, *itertools.accumulate(sum(edges) for edges in per_hop)]
@@ -261,7 +261,7 @@ class BatchReader(ArenaReader):
             return dict(zip(types, _pieces(values, nodes.starts), strict=True))
 
         def by_relation(name: str, dtype: type, held: Sequence[bool]) -> Any:
-            """Of the relations that hold such values; None: they were not asked for."""
+            """Values of the relations that have any; None: they were not asked for."""
             if name not in named:
                 return None
             pieces = _pieces(self._of_edges(ready, named[name], starts, dtype), starts)
@@ -303,7 +303,7 @@ class BatchReader(ArenaReader):
         return found
 
     def _row_fields(self, rows: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        """The fields that hold rows, by the names of their arrays; bfloat16 given as uint16."""
+        """The fields that hold rows, by array name; `rows` has bfloat16 as uint16."""
         attached = self._session.attached
         types, relations = attached.types, attached.relations
         several = len(types) > 1  # names of row arrays begin with their type then
@@ -323,7 +323,7 @@ class BatchReader(ArenaReader):
         return found
 
     def _order_nodes(self, ready: BatchReady, views: Views) -> ItemOrder:
-        """Types of the nodes: a relation finds nodes of one type, new ones in order."""
+        """Types of the nodes, from the edges: a relation finds new nodes of one type, in order."""
         num, num_types = sum(ready.nodes_per_hop), len(self._type_of)
         if self._single:
             return ItemOrder([0, num])
@@ -378,7 +378,7 @@ class BatchReader(ArenaReader):
         nodes: ItemOrder,
         views: Views,
     ) -> NDArray[np.int64]:
-        """(2, edges) of each relation, one behind the other, hop by hop within each.
+        """The (2, edges) of each relation, one after the other, hop by hop within each.
 
         Sources are stored; targets follow from the counts, in the same order.
         """
@@ -410,7 +410,7 @@ class BatchReader(ArenaReader):
     def _of_edges(
         self, ready: BatchReady, array: BlobArray, starts: Sequence[int], dtype: type
     ) -> NDArray[Any]:
-        """What a batch tells of each edge, relation by relation."""
+        """Values of the edges, relation by relation."""
         out: NDArray[Any] = self._pool.empty((array.length,), dtype)
         if self._single:
             return self._copy(ready.structure, array, out)
@@ -465,9 +465,9 @@ def _pieces(values: NDArray[Any], starts: Sequence[int]) -> list[Tensor]:
 
 
 def _with_edges(nodes: ItemOrder, ready: BatchReady, starts: Sequence[int]) -> ItemOrder:
-    """Edges numbered on behind the nodes: relations are types that follow those of the nodes.
+    """Number edges after the nodes: relations are types that follow those of the nodes.
 
-    starts   (relations + 1,) of each relation's edges among all
+    starts   (relations + 1,) first edge of each relation among all
     """
     num_nodes, num_types = nodes.starts[-1], len(nodes.starts) - 1
     bounds = [*nodes.starts, *(num_nodes + start for start in starts[1:])]

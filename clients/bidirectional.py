@@ -14,13 +14,13 @@ Edges = dict[str, Any]  # `edge_index`, and what else comes with the edges of a 
 
 
 def with_reverses(relations: Mapping[EdgeType, Edges]) -> dict[EdgeType, Edges]:
-    """The edges of each relation, and the reverse of those of the relation that is its reverse.
+    """Add to each relation the reversed edges of its reverse relation.
 
-    Which one that is PyG decides by names: `rev_X` is the reverse of X, both then have the same
-    edges; a relation within a type is its own reverse if there is none of that name; otherwise the
-    only relation back is.  A relation without is left as it is, with a warning.  What comes with
-    edges stays where a relation is its own reverse, and is left out elsewhere: of a pair of nodes
-    it may be that of either relation.  Source: PyG, `HeteroSamplerOutput.to_bidirectional`.
+    As in PyG, names decide which one that is: `rev_X` is the reverse of X, and both then get the
+    same edges; without it, a relation within one type is its own reverse, and any other relation
+    takes the only one in the other direction.  If there is none, it is unchanged, with a warning.
+    Edge values are kept if a relation is its own reverse, else dropped, as either relation could
+    provide them.  Source: PyG, `HeteroSamplerOutput.to_bidirectional`.
     """
     found = dict(relations)
     for relation, edges in relations.items():
@@ -28,7 +28,7 @@ def with_reverses(relations: Mapping[EdgeType, Edges]) -> dict[EdgeType, Edges]:
         named = (dst, f"rev_{name}", src)
         back = [r for r in relations if (r[0], r[2]) == (dst, src)]
         if name.startswith("rev_"):
-            continue  # made with the other one
+            continue  # handled with its reverse
         if named in relations:
             both = _union(edges["edge_index"], relations[named]["edge_index"])
             found[relation], found[named] = {"edge_index": both}, {"edge_index": both.flip(0)}
@@ -54,11 +54,11 @@ def _union(edges: Tensor, reverse: Tensor) -> Tensor:
 
 
 def _own_reverses(edges: Edges) -> Edges:
-    """The edges of a relation and the reverse of each, with all that comes with them.
+    """The edges of a relation and the reverse of each, with their values.
 
-    As with PyG each pair of nodes is there once, in the order of targets, then sources, and hops
-    are not told apart.  Of a pair in both directions each has its own values, of equal edges those
-    of the first.
+    As in PyG, each pair of nodes occurs once, in the order of targets, then sources, and hops are
+    not told apart.  If a pair has edges in both directions, each keeps its own values; duplicate
+    edges get those of the first.
     """
     one_way = edges["edge_index"]
     both = torch.cat([one_way, one_way.flip(0)], 1)

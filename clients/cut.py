@@ -1,8 +1,8 @@
-"""Batches cut out of a larger one, exactly: no sampler is asked again.
+"""Cut exact smaller batches out of a larger one, without sampling again.
 
 If every hop expands all nodes found so far (frontier "layer"), what is drawn for a seed depends on
-that seed and the keys alone.  So a batch holds those of each subset of its seeds.  Derivation:
-docs/derivations/large-batches.md.
+that seed and the keys alone.  So a batch contains the batch of each subset of its seeds.
+Derivation: docs/derivations/large-batches.md.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from clients.records import TensorRecord
 from clients.torch import Batch
 from loaderd.api.errors import Refused
 
-# (hop, original ids of the draws' targets, their columns, slots within these) -> draws, ascending,
-# that are kept; None: all
+# (hop, original ids of the draws' targets, their columns, slots within these) -> indices of the
+# draws to keep, ascending; None: all
 Keep = Callable[[int, Tensor, Tensor, Tensor], Tensor | None]
 
-_ABSENT = torch.iinfo(torch.int64).max  # of a node that the batch being cut does not hold (yet)
+_ABSENT = torch.iinfo(torch.int64).max  # local id of a node not (yet) in the batch being cut
 
 
 @dataclass(slots=True, repr=False)
@@ -35,13 +35,13 @@ class CutStructure(TensorRecord):
 
 
 class BatchCutter:
-    """Cuts batches out of one; time and memory of each are linear in what is cut out.
+    """Cuts batches out of one; time and memory of each are linear in the size of the result.
 
-    On a GPU the host waits twice a hop: for the numbers of edges and of new nodes.
+    On a GPU the host waits twice per hop: for the number of edges and that of new nodes.
     """
 
     def __init__(self, batch: Batch) -> None:
-        """Raises Refused: seeds have no subgraphs that depend on them alone."""
+        """Raises Refused: the subgraphs of seeds depend on more than the seeds."""
         if batch.frontier != "layer" or batch.batch is not None:
             found = "times of the seeds" if batch.batch is not None else "frontier 'new'"
             raise Refused(
@@ -68,7 +68,7 @@ class BatchCutter:
         """
         local, device = self._local, seeds.device
         nodes, edges, sources, targets = seeds, list[Tensor](), list[Tensor](), list[Tensor]()
-        # edges lead from the first of equal seeds; of these each is expanded
+        # edges lead from the first of equal seeds, but each of them is expanded
         local.scatter_reduce_(
             0, self._first[seeds], torch.arange(seeds.numel(), device=device), "amin"
         )
@@ -87,7 +87,7 @@ class BatchCutter:
                 if kept is not None:
                     edge, column, places = edge[kept], column[kept], places[: kept.numel()]
             source = self._batch.edge_index[0, edge]
-            # where a node is found first gives its number: the least place among the edges
+            # a node's number follows from where it is found first: its least place among the edges
             places += nodes.numel()
             local.scatter_reduce_(0, source, places, "amin")
             new = source[local[source] == places]
@@ -109,7 +109,7 @@ class BatchCutter:
         return self.with_rows(self.structure(seeds, keep), seeds)
 
     def with_rows(self, cut: CutStructure, seeds: Tensor) -> Batch:
-        """The batch of which `cut` is the structure."""
+        """The batch with structure `cut`, with its rows."""
         large = self._batch
         return replace(
             large,
@@ -130,7 +130,7 @@ class BatchCutter:
 
 
 def cut_batch(batch: Batch, seeds: Tensor) -> Batch:
-    """Of a batch with frontier "layer" that of some of its seeds alone, with the same draws.
+    """Cut the batch of some seeds out of a batch with frontier "layer", with the same draws.
 
     seeds   int64, places among the batch's seeds, in any order
 
@@ -140,7 +140,7 @@ def cut_batch(batch: Batch, seeds: Tensor) -> Batch:
 
 
 def first_places(seeds: Tensor) -> Tensor:
-    """int64 (seeds,): the first place at which each of these ids stands."""
+    """int64 (seeds,): the first place at which each id occurs."""
     ordered, order = torch.sort(seeds, stable=True)
     places = torch.arange(seeds.numel(), device=seeds.device)
     begins = torch.ones_like(ordered, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""What all datasets share: a connection, a place in the epochs, batches in their order."""
+"""Base class of all datasets: the connection, the position in the epochs, batches in order."""
 
 import contextlib
 import logging
@@ -25,7 +25,7 @@ from clients.sharding import refuse_second_batching, refuse_second_sharding
 from loaderd.api.errors import NoDaemon, SessionLost, ShuttingDown
 from loaderd.api.protocol import Attach, Attached, Resolved
 
-RECONNECT_S = 60.0  # to start a daemon again, on a large store
+RECONNECT_S = 60.0  # long enough to restart a daemon on a large store
 _log = logging.getLogger(__name__)
 
 B_co = TypeVar("B_co", covariant=True)
@@ -34,13 +34,13 @@ B_co = TypeVar("B_co", covariant=True)
 class DatasetOptions(TypedDict, total=False):
     """Keyword options of every dataset.
 
-    seed          of the order of the seeds and of all draws; 0 by default
+    seed          random seed of the order of seeds and of all draws; 0 by default
     shuffle       take the seeds in a new order each epoch; True by default
-    rank          of this process among `world_size`, which share each batch; 0 of 1 by default
-    window        batches under way at a time, 0: as the daemon chooses; it changes no batch
+    rank          of this process among `world_size` that share each batch; 0 of 1 by default
+    window        batches in flight at a time, 0: the daemon chooses; it changes no batch
     store         name of the daemon's store, if it serves several
-    reconnect_s   how long to wait for a daemon that is not there, in seconds; by default 60 for one
-                  that went away, and not at all before the first connection
+    reconnect_s   seconds to wait for a daemon that does not run; by default 60 for one that went
+                  away, and 0 before the first connection
     """
 
     seed: int
@@ -53,11 +53,11 @@ class DatasetOptions(TypedDict, total=False):
 
 
 def make_request(kind: type, options: Mapping[str, Any], own: Mapping[str, Any]) -> Attach:
-    """What a dataset asks of the daemon: its options, and the fields that it sets itself.
+    """Build a dataset's request from its options and the fields that it sets itself.
 
-    kind   the `TypedDict` of the options there are; those that are left out are as in `Attach`
+    kind   `TypedDict` of the known options; those left out have the defaults of `Attach`
 
-    Raises TypeError: an option that there is not.
+    Raises TypeError: an unknown option.
     """
     if unknown := sorted(options.keys() - kind.__annotations__.keys()):
         expected = ", ".join(sorted(kind.__annotations__))
@@ -73,19 +73,19 @@ class Reader(Protocol):
         """The batch of a step; waits for the daemon."""
 
     def close(self) -> None:
-        """End helper threads, if there are any; the session is closed by others."""
+        """End helper threads, if there are any; the session stays open."""
 
 
 class ReadStep(NamedTuple):
     """One step of a run that is read ahead."""
 
-    batch: Any  # what `_read_step` gave; None: steps left out, or the run's end
+    batch: Any  # what `_read_step` returned; None: skipped steps, or the run's end
     position: Position | None  # None: the run's end
     iteration: int  # the run's number
 
 
 class Connection(NamedTuple):
-    """What a dataset holds in the process that iterates it."""
+    """The open connection of a dataset, in the process that iterates it."""
 
     session: Session
     reader: Reader
@@ -95,20 +95,20 @@ class Connection(NamedTuple):
 class SteppedDataset(Describing, IterableDataset[B_co]):
     """Batches from a daemon, in an order fixed by (seed, epoch).
 
-    Connects when first iterated (or asked for its length, or what its store has: `num_nodes`,
-    `splits`, ...), in the process that does so; an endpoint at which no daemon is on this host is
+    Connects when first iterated (or asked for its length or for facts about its store: `num_nodes`,
+    `splits`, ...), in the process that does so.  An endpoint on this host without a daemon is
     refused when the dataset is made (after `reconnect_s` seconds, if given).  Give it to
     `DataLoader(dataset, batch_size=None, num_workers=k)`, or iterate it as it is: no workers are
     needed.  Worker w of k serves steps w, w + k, ..., so the order is the same for every k.
 
-    Epochs: the first iteration is epoch 0, each further one the next, whether or not the one before
-    was finished; `set_epoch` chooses.  DataLoader workers are copies that see no count of the
-    main process: with workers, call `set_epoch` before each epoch.
+    Epochs: the first iteration is epoch 0, and each further one is the next epoch, even if the
+    previous one was not finished; `set_epoch` chooses.  DataLoader workers are copies that do not
+    see the main process's count: with workers, call `set_epoch` before each epoch.
 
-    Once connected (or given a state), a dataset stands by its plan: where the daemon has gone it
-    waits up to `reconnect_s` seconds for one that serves the same store, and goes on at the next
-    step.  Batches handed out before stay as they are.  Another store, plan or sampler is a
-    StateMismatch, which names what differs.
+    Once connected (or given a state), a dataset keeps its plan: if the daemon goes away, it waits
+    up to `reconnect_s` seconds for one that serves the same store, and continues at the next step.
+    Batches handed out before stay valid.  Another store, plan or sampler raises StateMismatch,
+    which names what differs.
     """
 
     def __init__(
@@ -118,40 +118,40 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
         ids: NDArray[np.int64] | None = None,
         reconnect_s: float | None = None,
     ) -> None:
-        """`ids`: of the seeds, where the request names no split.
+        """`ids`: of the seeds, if the request names no split.
 
         Raises Refused, NoDaemon: the endpoint names no daemon, or none is there.
         """
         super().__init__()
         self._request, self._ids = checked_request(request), ids
-        self._first_s = reconnect_s or 0.0  # to wait for the first connection
+        self._first_s = reconnect_s or 0.0  # how long to wait for the first connection
         self.reconnect_s = RECONNECT_S if reconnect_s is None else reconnect_s
         self.endpoint, self._daemon = find_endpoint(endpoint, self._first_s)
         self._position = Position()
         self._begun = False  # whether an iteration has handed out batches from `_position` on
-        self._resolved: Resolved | None = None  # what every session of this dataset must give
+        self._resolved: Resolved | None = None  # what every session must resolve to
         self._num_steps: int | None = None
-        self._counts = False  # whether a session that is opened now asks for classes
+        self._counts = False  # whether the next session asks for the number of classes
         self._counted: Attached | None = None
         self._iteration = 0
-        self._running: Session | None = None  # to which the steps of this iteration were told
+        self._running: Session | None = None  # session asked for this iteration's steps
         self._connection: Connection | None = None
         self._memory: Memory | None = None
 
     def _ask_for(self, **fields: Any) -> None:
-        """Change the request; a session that is open already is closed by who does."""
+        """Change the request; the caller closes a session that is already open."""
         self._request = checked_request(structs.replace(self._request, **fields))
 
     @abstractmethod
     def _make_reader(self, session: Session) -> Reader:
         """Raises Refused: this dataset cannot deliver what the daemon serves."""
 
-    # -- what a dataset whose reads are no single steps overrides ----------------------------------
+    # -- overridden by datasets that read several steps at once ------------------------------------
 
     rows_by_device = True  # whether a device may gather rows out of the arena
 
     def _asked(self) -> Attach:
-        """What is asked of the daemon."""
+        """The request that a session sends."""
         return self._request
 
     def _count_steps(self, attached: Attached) -> int:
@@ -159,7 +159,7 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
         return attached.num_steps
 
     def _reads(self, epoch: int, steps: range) -> Iterable[int]:
-        """The steps with which what is read at once begins."""
+        """The first step of each read."""
         del epoch
         return steps
 
@@ -168,13 +168,13 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
         self._running = session
 
     def _read_step(self, connection: Connection, step: int) -> Any:
-        """What is read of a step at once; `hand_out` gives the batches in it."""
+        """Do the read that begins with `step`; `hand_out` yields the batches in it."""
         return connection.reader.read(step)
 
     def hand_out(self, step: ReadStep, read: Any) -> Iterator[B_co]:
-        """The batches in what was read of a step, each consumed as it is taken.
+        """Yield the batches of one read, and count each as consumed as it is taken.
 
-        read   what the step holds, which may have been brought to a device since; None: nothing
+        read   what was read, perhaps moved to a device since; None: nothing
         """
         self.consume(step)
         if read is not None:
@@ -182,7 +182,7 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
 
     # ----------------------------------------------------------------------------------------------
 
-    counts_seeds = False  # its length, as that of the dataset of a loader of PyG
+    counts_seeds = False  # whether `len` counts seeds, as for the dataset of a PyG loader
 
     def __len__(self) -> int:
         """Batches of an epoch, or its seeds, if `counts_seeds`; connects, the first time."""
@@ -198,10 +198,10 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
         return self._consumed(self.ahead())
 
     def ahead(self) -> Iterator[ReadStep]:
-        """As `__iter__`; but each step counts as consumed only when it is given to `consume`.
+        """As `__iter__`, but a step counts as consumed only when it is given to `consume`.
 
-        May be iterated in another thread, which then is the only one that uses the dataset, but
-        for `consume`, `halt` and `state_dict`.
+        May be iterated in another thread; all other threads then use only `consume`, `halt` and
+        `state_dict` of this dataset.
         """
         refuse_second_sharding(self._request.world_size)
         refuse_second_batching()
@@ -218,13 +218,13 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
         self._iteration += 1
         self._running = None
         if steps:
-            with contextlib.suppress(SessionLost):  # the first read meets it again
+            with contextlib.suppress(SessionLost):  # the first read connects again
                 self._start(session, Position(at.epoch, steps.start, worker, stride))
         positions = (Position(at.epoch, s, worker, stride) for s in self._reads(at.epoch, steps))
         return self._steps(positions, self._iteration)
 
     def consume(self, step: ReadStep) -> None:
-        """Count a step of the newest run as consumed: a state goes on after it."""
+        """Count a step of the newest run as consumed: a state continues after it."""
         if step.iteration != self._iteration:
             return
         if step.position is not None:
@@ -248,7 +248,7 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
 
     @property
     def request(self) -> Attach:
-        """What its options ask of the daemon."""
+        """The request that was made from its options."""
         return self._request
 
     def attached(self) -> Attached:
@@ -256,7 +256,7 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
         return self._connect().session.attached
 
     def counted(self) -> Attached:
-        """The same, with the number of classes: asked by the first session, or one of its own."""
+        """As `attached`, with the number of classes; may open a second session to ask for it."""
         if self._counted is None:
             self._counts = self._connection is None
             attached = self.attached()
@@ -266,7 +266,7 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
         return self._counted
 
     def _ask(self, request: Attach) -> Attached:
-        """What the daemon says to a request for the same seeds; its session ends at once."""
+        """The daemon's answer to a request for the same seeds, in a session of its own."""
         session = open_session(self.endpoint, request, self._ids)
         try:
             return session.attached
@@ -274,13 +274,13 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
             session.close()
 
     def lay_out_in(self, memory: Memory | None) -> None:
-        """Have batches laid out there from now on; None: each in buffers of its own."""
+        """Lay batches out in `memory` from now on; None: each in buffers of its own."""
         if memory is not self._memory:
             self._drop()
             self._memory = memory
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the next one iterated: from its start, or where a loaded state left it."""
+        """Make `epoch` the next one iterated: from its start, or from a loaded state's position."""
         refuse_second_sharding(self._request.world_size)
         epoch = checked_epoch(epoch)
         if self._begun or epoch != self._position.epoch:
@@ -293,7 +293,7 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
         self._begun = False
 
     def state_dict(self, batch: Any = None) -> dict[str, Any]:
-        """What to save to go on after the last batch consumed here; connects, the first time.
+        """The state to save, to continue after the last batch consumed here; connects if needed.
 
         With DataLoader workers the main process consumes what others read: pass the last batch
         (anything with `epoch` and `step`).
@@ -303,7 +303,7 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
         return dump_state(resolved, position.normalized(num_steps))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on, at the next iteration, after the last batch that `state` counts as consumed.
+        """Continue, at the next iteration, after the last batch that `state` counts as consumed.
 
         Raises StateMismatch, here or at the first connect: the state is of another plan or store.
         """
@@ -323,11 +323,11 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
 
     @property
     def memory(self) -> Memory:
-        """Where a reader that is made now lays batches out."""
+        """The memory that a new reader lays batches out in."""
         return BufferPool() if self._memory is None else self._memory
 
     def _plan(self) -> tuple[Resolved, int]:
-        """What fixes the batches, and how many an epoch has; connects, the first time."""
+        """The resolved request and the number of steps of an epoch; connects, the first time."""
         if self._num_steps is None:
             self._connect()
         assert self._resolved is not None
@@ -340,10 +340,10 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
             self._connection = None
 
     def _connect(self, backoff: Backoff | None = None) -> Connection:
-        """The connection of this process: one that was inherited, or lost, is dropped.
+        """The connection of this process; an inherited or lost one is replaced.
 
-        Waits for a daemon where there was one, or is said to have been one by a state; where there
-        was none, only if the user said for how long.
+        Waits for a daemon if this dataset, or the state it was given, was connected before;
+        otherwise only if the user gave `reconnect_s`.
         """
         held = self._connection
         if held is not None and held.session.pid == os.getpid() and not held.session.lost:
@@ -382,7 +382,7 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
             yield from self.hand_out(step, step.batch)
 
     def _steps(self, positions: Iterator[Position], iteration: int) -> Iterator[ReadStep]:
-        served = 0  # steps before are left out
+        served = 0  # steps before this one are skipped
         for position in positions:
             if self._iteration != iteration:
                 raise RuntimeError("a newer iterator of this dataset has taken over")
@@ -398,7 +398,7 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
         yield ReadStep(None, None, iteration)
 
     def _read(self, position: Position, iteration: int) -> Any:
-        """The batch of a step, from whatever daemon is there or comes."""
+        """Read the batch of a step; if the daemon goes away, from the next one that serves it."""
 
         def sleep(seconds: float) -> None:
             time.sleep(seconds)
@@ -416,7 +416,7 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
                 try:
                     return self._read_step(connection, position.step)
                 finally:
-                    session.check_intact()  # else zeros were read, or led to some other error
+                    session.check_intact()  # zeros may have been read, or caused another error
             except SessionLost as error:
                 if not backoff.wait():
                     raise
@@ -433,5 +433,5 @@ def _close(session: Session, reader: Reader) -> None:
 
 
 def gather_threads() -> int:
-    """A second thread halves the gather of a large batch; among DataLoader workers it would not."""
+    """2 threads, which halve the time to gather a large batch; 1 in a DataLoader worker."""
     return 2 if get_worker_info() is None and len(os.sched_getaffinity(0)) >= 4 else 1

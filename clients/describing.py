@@ -1,4 +1,4 @@
-"""What a dataset tells of its store; of several node types and relations as dicts."""
+"""Properties of a dataset that describe its store; dicts if it has several types or relations."""
 
 from abc import abstractmethod
 from math import prod
@@ -9,12 +9,12 @@ from loaderd.api.protocol import Attach, Attached
 
 K = TypeVar("K")
 V = TypeVar("V")
-_UNSAID = {"token", "request"}  # fields of a request that mean nothing to a script
+_UNSAID = {"token", "request"}  # fields of a request without meaning for a script
 _FIELDS = [name for name in Attach.__struct_fields__ if name not in _UNSAID]
 
 
 class Describing:
-    """A dataset that is asked about its store; what is not of its own request connects."""
+    """A dataset's description of its store; all but its own request connects to the daemon."""
 
     endpoint: str
     _request: Attach
@@ -25,7 +25,7 @@ class Describing:
 
     @abstractmethod
     def counted(self) -> Attached:
-        """The same, with the number of classes, which the daemon counts when it is first asked."""
+        """As `attached`, with the number of classes; the daemon counts on the first request."""
 
     @property
     def node_types(self) -> tuple[str, ...]:
@@ -41,22 +41,22 @@ class Describing:
 
     @property
     def num_edges(self) -> int | dict[tuple[str, str, str], int]:
-        """Edges of the store; of an undirected one each counts twice."""
+        """Edges of the store; each edge of an undirected one counts twice."""
         found = self.attached()
         counts = (r.num_edges for r in found.relation_info)
         return _only(dict(zip(found.relations, counts, strict=True)))
 
     @property
     def num_features(self) -> int | dict[str, int]:
-        """Numbers of a row of `x`; 0 of a type without."""
+        """Numbers in a row of `x`; 0 for a type without features."""
         arrays = self._by_type("arrays")
         return _only({t: prod(own["x"]) if "x" in own else 0 for t, own in arrays.items()})
 
     @property
     def num_classes(self) -> int | dict[str, int]:
-        """Classes of the labels, or columns of rows of labels; 0 of a type without.
+        """Classes of the labels, or columns of label rows; 0 for a type without labels.
 
-        The first to ask has the daemon read the labels once.
+        On the first request the daemon reads all labels once.
         """
         found = self.counted()
         counts = {t: info.num_classes for t, info in zip(found.types, found.type_info, strict=True)}
@@ -83,7 +83,7 @@ class Describing:
         return dict(zip(found.types, values, strict=True))
 
     def __repr__(self) -> str:
-        """The endpoint, and what was asked for in another way than by default; connects nowhere."""
+        """The endpoint, and the options that differ from their defaults; does not connect."""
         words = [repr(self.endpoint)]
         for name in _FIELDS:
             value = getattr(self._request, name)
@@ -96,5 +96,5 @@ _PLAIN = Attach(token=0, request=0)
 
 
 def _only(found: dict[K, V]) -> V | dict[K, V]:
-    """The value of the only type or relation, or all by their names."""
+    """The value of the only type or relation, or a dict of all by name."""
     return next(iter(found.values())) if len(found) == 1 else found

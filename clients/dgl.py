@@ -1,4 +1,4 @@
-"""DGL's data loader over a daemon: its blocks where DGL is installed, else plain tensors.
+"""DGL's data loader over a daemon: DGL's blocks if asked for, else plain tensors.
 
     DataLoader("ipc:///run/graph.sock", fanouts=[10, 15], indices="train", batch_size=1000)
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class Sample(NamedTuple):
-    """What a step yields; dicts by type where the store has several."""
+    """One step of the loader; dicts by type if the store has several."""
 
     input_nodes: Tensor | dict[str, Tensor]  # original ids
     output_nodes: Tensor | dict[str, Tensor]
@@ -69,7 +69,7 @@ class DataLoader:
 
 
 def import_dgl() -> Any:
-    """The package.  Raises Refused: it is not there, or not for this torch."""
+    """Import DGL.  Raises Refused: it is not installed, or not built for this torch."""
     try:
         return importlib.import_module("dgl")
     except (ImportError, OSError) as error:  # a build for another torch misses a library
@@ -80,7 +80,7 @@ def import_dgl() -> Any:
 
 
 def to_sample(batch: Batch | HeteroBatch, dgl: Any = None) -> Sample:
-    """A batch as DGL gives it; `dgl`: the package, where blocks are to be its own."""
+    """A batch in the form of DGL's loader; `dgl`: the package, to build blocks of its own."""
     typed = by_type(batch)
     kind, layers = typed.input_type, to_hetero_mfgs(typed)
     seeds: Any = typed.n_id[kind][: batch.batch_size]

@@ -1,4 +1,4 @@
-"""Random numbers of `blockstore.kernels.random` as torch operations, on any device."""
+"""The random numbers of `blockstore.kernels.random`, computed by torch on any device."""
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ _GOLDEN, _M1, _M2 = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D0
 
 
 def _mix(x: Tensor) -> Tensor:
-    """`mix` for int64, of which torch shifts the sign in."""
+    """`mix` for int64; masks, as torch's right shift extends the sign."""
     x = (x ^ (x >> 30 & (1 << 34) - 1)) * _M1
     x = (x ^ (x >> 27 & (1 << 37) - 1)) * _M2
     return x ^ (x >> 31 & (1 << 33) - 1)

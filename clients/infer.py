@@ -12,8 +12,8 @@ import os
 import sys
 from pathlib import Path
 
-# Read when torch is loaded.  Otherwise its threads wait for each other in a loop, which takes sixty
-# times as long where other processes want the cores, too.
+# Read when torch is loaded.  Otherwise its threads spin while they wait for each other, which takes
+# sixty times as long if other processes need the cores, too.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from blockstore.errors import StoreError

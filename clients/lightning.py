@@ -27,8 +27,8 @@ _USES = ("train", "valid", "test")
 class GraphDataModule(LightningDataModule):  # type: ignore[misc]
     """Batches of a daemon's splits; `Trainer.fit(model, datamodule=GraphDataModule(endpoint))`.
 
-    Each rank gets its share of each batch.  A checkpoint holds the place in the epoch: a fit that
-    goes on from it takes up the next batch.  Lightning shares out nothing, and needs no sampler.
+    Each rank gets its share of each batch.  A checkpoint holds the position in the epoch: a fit
+    that resumes from it begins with the next batch.  Lightning needs no distributed sampler.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class GraphDataModule(LightningDataModule):  # type: ignore[misc]
         """`options` are those of a `NeighborDataset`.
 
         splits      of fit, validation and test
-        input_type  node type of the seeds, where the store has several: gives `HeteroBatch`
-        collate     what is made of each batch: `clients.pyg.Collate()` gives PyG's records
+        input_type  node type of the seeds, if the store has several: gives `HeteroBatch`
+        collate     function applied to each batch: `clients.pyg.Collate()` gives PyG's records
         """
         super().__init__()
         self._endpoint, self._splits, self._collate = endpoint, splits, collate
@@ -56,7 +56,7 @@ class GraphDataModule(LightningDataModule):  # type: ignore[misc]
             "num_neighbors": num_neighbors, "batch_size": batch_size, "input_type": input_type
         }  # fmt: skip
         self._datasets: dict[str, Any] = {}
-        self._last: Position | None = None  # the last batch that was trained on
+        self._last: Position | None = None  # of the last batch that was trained on
 
     def setup(self, stage: str) -> None:
         """Datasets of this rank, for all stages; they connect when they are first iterated."""
@@ -86,7 +86,7 @@ class GraphDataModule(LightningDataModule):  # type: ignore[misc]
         return self._loader("test")
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Note the place: a batch that was only read ahead does not come here."""
+        """Note the position; Lightning does not call this for batches only read ahead."""
         del dataloader_idx
         trainer: Any = self.trainer
         if trainer.training:
@@ -94,7 +94,7 @@ class GraphDataModule(LightningDataModule):  # type: ignore[misc]
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the data."""
+        """The position in the data, for a checkpoint."""
         if self._last is None:
             return {}
         state: dict[str, Any] = self._datasets["train"].state_dict(self._last)

@@ -35,17 +35,17 @@ Exclude = Literal["none", "self", "reverse"]
 class LinkBatch(Batch):
     """A subgraph around seed edges, in PyG's fields; `batch_size` counts the edges.
 
-    The first `num_sampled_nodes[0]` nodes are the different ends of the edges and negatives; where
-    edges are sampled up to a time all ends, each with a subgraph of its own, and `batch` is the
-    place of a node's seed edge in the batch.
+    The first `num_sampled_nodes[0]` nodes are the distinct ends of the edges and negatives.  If
+    edges are sampled up to a time, they are all ends, each with a subgraph of its own, and `batch`
+    is the place of a node's seed edge in the batch.
     """
 
     edge_label_index: Tensor | None = None  # int64 (2, edges + negatives): local ids of the ends
-    edge_label: Tensor | None = None  # (edges + negatives,): of negatives 0
+    edge_label: Tensor | None = None  # (edges + negatives,): 0 for negatives
     src_index: Tensor | None = None  # of triplets: int64 (edges,) local ids of the sources
     dst_pos_index: Tensor | None = None  # int64 (edges,) of their targets
-    dst_neg_index: Tensor | None = None  # int64 (edges,), or (edges, amount): of negative targets
-    edge_label_time: Tensor | None = None  # int64 (edges + negatives,): these have their edge's
+    dst_neg_index: Tensor | None = None  # int64 (edges,), or (edges, amount): negative targets
+    edge_label_time: Tensor | None = None  # int64 (edges + negatives,): a negative has its edge's
 
 
 @dataclass(slots=True, repr=False)
@@ -67,17 +67,17 @@ class HeteroLinkBatch(HeteroBatch):
 class LinkOptions(SamplingOptions, total=False):
     """Options of datasets whose seeds are edges, in addition to `SamplingOptions`.
 
-    edge_label        (edges,) a label of each; if "all" are seeds, by edge id.  With binary
-                      negatives, whose label is 0, labels that begin at 0 are counted up by one
+    edge_label        (edges,) a label for each; by edge id if "all" are seeds.  With binary
+                      negatives, whose label is 0, labels that begin at 0 are increased by one
     relation          of the edges, if the store has several
-    negatives         "binary" (default): `amount` random pairs for each edge; "triplet": so many
-                      random targets; "none"
+    negatives         "binary" (default): `amount` random pairs for each edge; "triplet": `amount`
+                      random targets for each edge; "none"
     amount            1.0 by default
-    exclude           taken out of the sampled edges: "self": the batch's seed edges; "reverse":
-                      also those that lead back, in `reverse` if the relation joins two types (the
-                      store knows it if ingest added it, or if there is only one), which is the
-                      default; "none": nothing, the default if edges are sampled up to a time
-    edge_label_time   a time of each edge, or "own": of all edges those in the store.  Edges are
+    exclude           edges removed from the sample: "self": the batch's seed edges; "reverse" (the
+                      default): also their reverses, in relation `reverse` if two types are joined
+                      (the store knows it if ingest added it, or if there is only one); "none": no
+                      edges, the default if edges are sampled up to a time
+    edge_label_time   a time for each edge, or "own": the store's times of the edges.  Edges are
                       sampled up to it (before it, if `strict`, which is the default with "own");
                       ends are not shared between edges, as in PyG
     """
@@ -102,8 +102,8 @@ class EdgeSampledDataset(SampledDataset[B_co]):
         batch_size: int = 1000,
         **options: Unpack[LinkOptions],
     ) -> None:
-        """`edges`: "all" of the relation, the name of a split of them, or their ends, (2, edges)
-        original ids.  `batch_size` counts the edges of all ranks together.
+        """`edges`: "all" edges of the relation, the name of a split of them, or (2, edges) original
+        ids of their ends.  `batch_size` counts the edges of all ranks together.
 
         `num_neighbors` as in `NeighborDataset`; seed edges are served by plans "minibatch" and
         "hyperbatch".
@@ -161,7 +161,7 @@ class HeteroLinkDataset(EdgeSampledDataset[HeteroLinkBatch]):
 
 
 def edge_of_end(spec: SeedEdges, num: int, num_ends: int) -> Tensor:
-    """Place of the edge in the batch that each end belongs to, or whose negative it belongs to."""
+    """For each end, the place in the batch of its edge, or of the edge that its negative is for."""
     sizes = [num, num, num_ends - 2 * num] if spec.negatives == "triplet" else [num_ends // 2] * 2
     return torch.cat([torch.arange(size) % num for size in sizes])
 
@@ -169,7 +169,7 @@ def edge_of_end(spec: SeedEdges, num: int, num_ends: int) -> Tensor:
 def counted_labels(
     labels: Tensor | None, negatives: Negatives, ids: NDArray[np.int64] | None
 ) -> Tensor | None:
-    """Labels of seed edges, beside negatives whose label is 0.  Raises Refused."""
+    """Labels of seed edges, increased if negatives have label 0, too.  Raises Refused."""
     if labels is None:
         return None
     if negatives == "triplet":
@@ -183,7 +183,7 @@ def counted_labels(
 
 
 def edge_ids(edges: Tensor | NDArray[Any] | Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """All sources, then all targets, int64, of edges given as (2, edges).  Raises Refused."""
+    """Flatten (2, edges) to int64: all sources, then all targets.  Raises Refused."""
     array = host_array(edges)
     if array.ndim != 2 or array.shape[0] != 2 or array.dtype.kind not in "iu":
         raise Refused(f"edges: {array.dtype} {array.shape}, expected integers (2, edges)")
@@ -199,9 +199,9 @@ def link_fields(
 ) -> dict[str, Any]:
     """PyG's fields of a batch of seed edges.
 
-    ends      local ids: all sources, then all targets; of triplets then negative targets
+    ends      local ids: all sources, then all targets; for triplets then negative targets
     labels    of the edges, by `input_id`
-    times     of the batch's edges, where edges are sampled up to a time
+    times     of the batch's edges, if edges are sampled up to a time
     """
     num = input_id.numel()
     if spec.negatives == "triplet":

@@ -1,7 +1,7 @@
-"""Batches as message-flow graphs, layer by layer: what DGL and GraphBolt give, as plain tensors.
+"""Batches as message-flow graphs, layer by layer, as in DGL and GraphBolt, but in plain tensors.
 
-Both count layers from the input: the first graph has the most nodes, and their fanouts run the
-other way round from ours and PyG's, which count from the seeds (`layer_fanouts`).
+Both count layers from the input: the first graph has the most nodes, and their fanouts are in the
+reverse order of ours and PyG's, which count from the seeds (`layer_fanouts`).
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ def layer_fanouts(fanouts: Sequence[int]) -> list[int]:
 
 
 def layer_edges(num_sampled_edges: Sequence[int], hop: int, frontier: str) -> slice:
-    """Which of a relation's edges the layer uses that gives the targets of a hop.
+    """The edges of a relation that are used by the layer which computes the targets of a hop.
 
     If hops expand newly found nodes (frontier "new"), these are the edges of all hops up to this
-    one; with frontier "layer", as in DGL, those of its own hop.
+    one; with frontier "layer", as in DGL, only those of this hop.
     """
     first = sum(num_sampled_edges[:hop]) if frontier == "layer" else 0
     return slice(first, sum(num_sampled_edges[: hop + 1]))
@@ -36,7 +36,7 @@ class Mfg(TensorRecord):
 
     src: Tensor  # int64 (num_edges,) places among the batch's nodes
     dst: Tensor  # int64 (num_edges,) the same, ascending
-    e_id: Tensor | None  # int64 (num_edges,) original edge ids, where asked for
+    e_id: Tensor | None  # int64 (num_edges,) original edge ids, if asked for
     num_src: int
     num_dst: int
     edge_features: dict[str, Tensor] = field(default_factory=dict)  # (num_edges, ...), likewise
@@ -62,7 +62,7 @@ def to_mfgs(batch: Batch) -> list[Mfg]:
 
 
 def to_hetero_mfgs(batch: HeteroBatch) -> list[HeteroMfg]:
-    """The same of a batch of several types."""
+    """As `to_mfgs`, for a batch of several types."""
     reach = {t: list(accumulate(nodes)) for t, nodes in batch.num_sampled_nodes.items()}
     hops = len(next(iter(reach.values()))) - 1
     layers: list[HeteroMfg] = []
@@ -89,7 +89,7 @@ def to_hetero_mfgs(batch: HeteroBatch) -> list[HeteroMfg]:
 
 @dataclass(slots=True, repr=False)
 class SampledSubgraph(TensorRecord):
-    """One layer in GraphBolt's fields: in-edges of each target, by column."""
+    """One layer in GraphBolt's fields: the in-edges of each target (column)."""
 
     indices: Tensor  # int64 (num_edges,) places among `original_row_node_ids`
     columns: Tensor  # int64 (num_edges,) among `original_column_node_ids`, ascending
@@ -99,7 +99,7 @@ class SampledSubgraph(TensorRecord):
 
     @property
     def indptr(self) -> Tensor:
-        """int64 (num_dst + 1,), counted when asked for."""
+        """int64 (num_dst + 1,), computed at each call."""
         return _indptr(self.columns, self.original_column_node_ids.numel())
 
 
@@ -107,8 +107,8 @@ class SampledSubgraph(TensorRecord):
 class MiniBatch(TensorRecord):
     """A batch in the fields of GraphBolt's `MiniBatch`; layers from the input to the seeds.
 
-    Of a store of several types what is a tensor here is a dict, by type or, of layers, by
-    "src:name:dst"; `node_features` is by (type, name) then.
+    If the store has several types, each tensor becomes a dict by type or, in layers, by
+    "src:name:dst"; `node_features` is then keyed by (type, name).
     """
 
     seeds: Tensor | dict[str, Tensor]  # original ids
@@ -116,12 +116,12 @@ class MiniBatch(TensorRecord):
     input_nodes: Tensor | dict[str, Tensor]  # original ids of all nodes
     sampled_subgraphs: list[SampledSubgraph] | list[dict[str, SampledSubgraph]]
     node_features: dict[str, Tensor] | dict[tuple[str, str], Tensor]
-    # of each layer, by name or by ("src:name:dst", name), where asked for
+    # of each layer, by name or by ("src:name:dst", name), if asked for
     edge_features: list[dict[str, Tensor]] | list[dict[tuple[str, str], Tensor]]
 
 
 def to_minibatch(batch: Batch | HeteroBatch) -> MiniBatch:
-    """A batch as GraphBolt names it; nothing is copied.
+    """Convert a batch to GraphBolt's fields without copying.
 
     Features "x" are named "feat", as in GraphBolt's data sets.
     """

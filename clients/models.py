@@ -16,22 +16,22 @@ from clients.mfg import layer_edges
 from clients.torch import EdgeType, HeteroBatch
 
 Layer = Callable[[int, int], "OrderedLayer"]  # of widths in and out
-# brings rows of nodes that other processes compute: (rows of the first own nodes, edges of the
-# layer that gives the targets of a hop, int64 (2, num_edges), the hop) -> (rows that hold all
-# sources of these edges, own ones first, edges into them)
+# fetches rows of nodes that other processes compute: (rows of the first own nodes, int64
+# (2, num_edges) edges of the layer that computes the targets of a hop, the hop) -> (rows of all
+# sources of these edges, own ones first, the edges with sources renumbered to them)
 RowExchange = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
-# sees, and may replace, what a layer gives, all but the last one: (rows of its targets after the
-# activation, before dropout, number of the layer) -> such rows
+# sees and may replace the output of each layer but the last: (rows of its targets after the
+# activation and before dropout, number of the layer) -> such rows
 Activations = Callable[[Tensor, int], Tensor]
 
 
 def keep_mask(ids: Tensor, width: int, rate: float, key: int) -> Tensor:
-    """What dropout keeps of rows of nodes: bool (num_nodes, width), each with chance 1 - rate.
+    """Mask of what dropout keeps: bool (num_nodes, width), True with probability 1 - rate.
 
-    ids    int64 (num_nodes,)  a row of the mask depends on its id and `key` alone
+    ids    int64 (num_nodes,)  a row of the mask depends only on its id and `key`
     rate   in steps of 2^-16, below 1
 
-    Four entries a hash: 16 bits each of `draw_hash` of `blockstore.kernels.random`.
+    Each hash gives four entries: 16 bits each of `draw_hash` of `blockstore.kernels.random`.
     """
     words = torch.arange(-(-width // 4), device=ids.device)
     lanes = draw_hash(node_key(key, ids)[:, None], words).view(torch.int16)
@@ -39,15 +39,15 @@ def keep_mask(ids: Tensor, width: int, rate: float, key: int) -> Tensor:
 
 
 class DropoutKeys(NamedTuple):
-    """What keyed dropout of a batch depends on, in addition to the layer and the node.
+    """The keys of a batch's dropout, in addition to the layer and the node.
 
-    A node has the same mask in every process that computes it, whichever nodes are beside it.
+    A node has the same mask in every process that computes it, whatever other nodes it computes.
     """
 
     seed: int
     epoch: int
     step: int
-    n_id: Mapping[str, Tensor]  # int64 original ids of the batch's nodes, by type, or by ""
+    n_id: Mapping[str, Tensor]  # int64 original ids of the batch's nodes, by type ("" if untyped)
 
 
 class Dropout(nn.Module):
@@ -63,7 +63,7 @@ class Dropout(nn.Module):
         """`h`: (num_nodes, width) of the batch's first nodes of a type."""
         if keys is None or not self.training:
             return functional.dropout(h, self.rate, self.training)
-        # draws of neighbors have relations from 0 on: no mask shares its key with them
+        # neighbor draws use relations from 0 on, masks negative ones: they never share a key
         relation = -1 - list(keys.n_id).index(node_type)
         key = make_key(keys.seed, keys.epoch, keys.step, layer, relation)
         keep = keep_mask(keys.n_id[node_type][: h.size(0)], h.size(1), self.rate, key)
@@ -71,32 +71,32 @@ class Dropout(nn.Module):
 
 
 class OrderedLayer(nn.Module):
-    """A layer that can multiply rows by its weights before it aggregates them, or after.
+    """A layer that can multiply rows by its weights either before or after aggregating them.
 
-    Both give the same up to rounding.  A(XW) aggregates narrower rows if the layer narrows; (AX)W
-    multiplies the rows of targets alone, of which there are fewer than of sources.
+    Both orders give the same up to rounding.  A(XW) aggregates narrower rows if the layer reduces
+    the width; (AX)W multiplies only the rows of targets, which are fewer than sources.
     """
 
     aggregates_first: bool  # (AX)W
-    kernels: tuple[str, ...] = tuple(KERNELS)  # that it can aggregate by
-    kernel = "embedding_bag"  # the one that it does
+    kernels: tuple[str, ...] = tuple(KERNELS)  # that it supports
+    kernel = "embedding_bag"  # the one in use
 
-    # -- the same in two halves, for who cannot hold rows of all nodes: clients/inference ----------
+    # -- the same in two halves, for clients/inference, which cannot hold rows of all nodes --------
 
     num_out: int
-    parts: int  # the result has so many pieces, which can be computed one without another
-    source_width = 1  # numbers that a source gives to a part
-    target_width = 1  # numbers that a target gives to a part
-    shared_width = 0  # of these, the first: the same that the node gives to a part as a source
-    adds = False  # the result is the mean of what sources give, and what the target gives
+    parts: int  # number of parts of the result that can be computed independently
+    source_width = 1  # numbers that a source contributes to a part
+    target_width = 1  # numbers that a target contributes to a part
+    shared_width = 0  # how many of these, at the front, equal the node's as a source
+    adds = False  # the result is the mean over sources plus the target's contribution
 
     @abstractmethod
     def sources(self, h: Tensor) -> Tensor:
-        """What nodes give to those that they have edges to: (n, parts, source_width)."""
+        """Contributions of nodes to the targets of their edges: (n, parts, source_width)."""
 
     @abstractmethod
     def targets(self, h: Tensor) -> Tensor:
-        """What nodes give to their own result: (n, parts, target_width)."""
+        """Contributions of nodes to their own result: (n, parts, target_width)."""
 
     @abstractmethod
     def join(self, sources: Tensor, targets: Tensor, edge_index: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class OrderedLayer(nn.Module):
 
 
 class SageLayer(OrderedLayer):
-    """Mean over in-neighbors beside the node itself: W_self h_v + W_nbr mean(h_u).
+    """The node itself plus the mean over its in-neighbors: W_self h_v + W_nbr mean(h_u).
 
     Source: Hamilton, Ying and Leskovec, Inductive Representation Learning on Large Graphs,
     NeurIPS 2017.
@@ -149,7 +149,7 @@ class SageLayer(OrderedLayer):
 class GcnLayer(OrderedLayer):
     """Mean over in-neighbors and the node itself: W (h_v + sum h_u) / (1 + edges of v).
 
-    Rows are normalised, not both ends: of a sample the mean is unbiased, and degrees of sources are
+    Rows are normalised, not both ends: the mean of a sample is unbiased, and degrees of sources are
     not known.  Source: Kipf and Welling, Semi-Supervised Classification with Graph Convolutional
     Networks, ICLR 2017; Hamilton et al., NeurIPS 2017, equation 2 ("GCN").
     """
@@ -171,7 +171,7 @@ class GcnLayer(OrderedLayer):
         return self.linear(mixed) if self.aggregates_first else mixed + self.linear.bias
 
     def _mix(self, h: Tensor, own: Tensor, edge_index: Tensor, counts: Tensor) -> Tensor:
-        """Mean over the node itself and its neighbors; `counts`: of these, (targets, 1)."""
+        """Mean over the node itself and its neighbors; `counts`: (targets, 1), of neighbors."""
         mean = mean_of_neighbors(h, edge_index, own.size(0), self.kernel)
         mixed: Tensor = (own + mean * counts) / (1 + counts)
         return mixed
@@ -194,10 +194,10 @@ class GatLayer(OrderedLayer):
     Source: Veličković et al., Graph Attention Networks, ICLR 2018.
     """
 
-    kernels, kernel = ("index_add",), "index_add"  # its edges have weights, of each head others
+    kernels, kernel = ("index_add",), "index_add"  # each head weights the edges differently
 
     def __init__(self, num_in: int, num_out: int, heads: int = 4) -> None:
-        """`num_out` is that of all heads together; one head where they do not divide it."""
+        """`num_out` counts all heads together; if `heads` does not divide it, there is one head."""
         super().__init__()
         self.heads = heads if num_out % heads == 0 else 1
         self.linear = nn.Linear(num_in, num_out, bias=False)
@@ -206,7 +206,7 @@ class GatLayer(OrderedLayer):
         self.from_source = nn.Parameter(nn.init.xavier_uniform_(torch.empty(shape)))
         self.from_target = nn.Parameter(nn.init.xavier_uniform_(torch.empty(shape)))
         self.aggregates_first = False
-        # of a head: rows, then the score as a source; of targets then that as a target
+        # per head: the row, then its score as a source; for targets then its score as a target
         self.num_out, self.parts = num_out, self.heads
         self.source_width, self.target_width = shape[1] + 1, shape[1] + 2
         self.shared_width = self.source_width
@@ -214,7 +214,7 @@ class GatLayer(OrderedLayer):
     def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
         """(sources, num_in), (targets, num_in) -> (targets, num_out).
 
-        (AX)W takes scores of rows from x (W^T a), and aggregates rows of x for each head.
+        (AX)W computes scores from x as x (W^T a), and aggregates rows of x for each head.
         """
         src, dst = edge_index[0], edge_index[1]
         weight = self.linear.weight.view(*self.from_source.shape, -1)  # (heads, out, in)
@@ -256,7 +256,7 @@ class GatLayer(OrderedLayer):
 
     def sources(self, h: Tensor) -> Tensor:
         rows = self.linear(h).view(-1, *self.from_source.shape)
-        # shares add up to 1: so does what each row brings along of the bias
+        # attention shares add up to 1, so adding the bias to each row adds it once to the result
         biased = rows + self.bias.view(*self.from_source.shape)
         return torch.cat([biased, (rows * self.from_source).sum(-1, keepdim=True)], -1)
 
@@ -266,7 +266,7 @@ class GatLayer(OrderedLayer):
         return torch.cat([self.sources(h), asked], -1)
 
     def join(self, sources: Tensor, targets: Tensor, edge_index: Tensor) -> Tensor:
-        """Rows are added by an embedding bag a target: none is held for each edge."""
+        """Rows are added up by one embedding bag per target: no row per edge is materialized."""
         (src, dst), (_, heads, width) = edge_index, sources.shape
         shares, own_share, total = self._shares(
             sources[..., -1], targets[..., -2], targets[..., -1], edge_index
@@ -315,12 +315,12 @@ class Layered(nn.Module):
     ) -> Tensor:
         """Logits of all nodes, or, with the counts of a sampled batch, of its seeds only.
 
-        With counts, layer l leaves out the outermost hops, which no seed sees through the layers
-        that are left: the same result for the seeds, less work.
+        With counts, each layer leaves out the outermost hops, which cannot reach a seed through the
+        remaining layers: the same result for the seeds, with less work.
 
         frontier   that of the batch
-        exchange   of a batch whose edges come from nodes of other processes, too
-        keys       of dropout; None: masks by torch's generator
+        exchange   fetches rows for edges from nodes of other processes, if a batch has any
+        keys       of dropout; None: masks from torch's generator
         """
         h, depth = x, len(self.layers)
         for number, layer in enumerate(self.layers):
@@ -350,10 +350,10 @@ class GraphSage(Layered):
 
 
 class RelationalModel(nn.Module):
-    """h_t of the next layer is the sum over relations into type t of what their layers give.
+    """The next h of a type is the sum of the outputs of the layers of all relations into it.
 
-    Features of each type are brought to one width first; a type without any has a learned vector,
-    the same for all of its nodes.  Source: Schlichtkrull et al., Modeling Relational Data with
+    Features of each type are projected to one width first; a type without features has a learned
+    vector, the same for all its nodes.  Source: Schlichtkrull et al., Modeling Relational Data with
     Graph Convolutional Networks, ESWC 2018.
     """
 
@@ -367,7 +367,7 @@ class RelationalModel(nn.Module):
         num_layers: int = 2,
         dropout: float = 0.5,
     ) -> None:
-        """`widths`: of the features of each type, 0 where it has none."""
+        """`widths`: of the features of each type, 0 for a type without."""
         super().__init__()
         self.relations, self.types = tuple(relations), tuple(widths)
         self.enter = nn.ModuleList(nn.Linear(max(1, widths[t]), num_hidden) for t in self.types)
@@ -379,7 +379,7 @@ class RelationalModel(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, batch: HeteroBatch, keys: DropoutKeys | None = None) -> Tensor:
-        """Logits of the batch's seeds; each layer leaves out the hops that none of them sees."""
+        """Logits of the batch's seeds; each layer leaves out the hops that cannot reach them."""
         h = {}
         for name, enter in zip(self.types, self.enter, strict=True):
             ids = batch.n_id[name]

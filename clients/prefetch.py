@@ -1,4 +1,4 @@
-"""Batches of a dataset on a device, read and brought there ahead of the trainer."""
+"""Read the batches of a dataset ahead of the trainer, and move them to its device."""
 
 import contextlib
 import queue
@@ -22,18 +22,18 @@ B = TypeVar("B")
 
 
 class _Item(NamedTuple):
-    """What the thread that reads hands over."""
+    """What the reading thread hands to the trainer."""
 
-    step: ReadStep | None  # None: `error` came
-    ready: Ready | None  # where the batch is on its way to a device
+    step: ReadStep | None  # None: `error` was raised
+    ready: Ready | None  # the batch on its way to a device, if it goes to one
     error: BaseException | None = None
 
 
 class Prefetcher(Generic[B]):
-    """Iterates the epochs of a dataset as the dataset itself does; a thread reads ahead.
+    """Iterates the epochs of a dataset as the dataset itself does, with a thread that reads ahead.
 
     A state counts the batches that were handed out, not those read ahead.  While an iteration runs,
-    the dataset is used through this object only.
+    use the dataset only through this object.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class Prefetcher(Generic[B]):
         mode: str = "auto",
         cache_bytes: int | None = None,
     ) -> None:
-        """`depth`: batches that are read or on their way, at most, beyond the trainer's.
+        """`depth`: most batches that are read ahead or in transfer, beyond the trainer's.
 
-        mode   how rows of sampled batches come to the device.  "staging": gathered by the host, and
-               copied.  "direct": gathered by the GPU out of the daemon's memory.  "cached": so, and
-               those wanted most out of its own memory, `cache_bytes` of it (None: an eighth of what
-               is free).  "auto": all three are measured within the first batches, and the
-               fastest is taken; a way that does not work is left out, and `choice` says why.
+        mode   how rows of sampled batches get to the device.  "staging": gathered by the host, then
+               copied.  "direct": gathered by the GPU from the daemon's memory.  "cached": likewise,
+               but the hottest rows from a cache in its own memory of `cache_bytes` (None: an eighth
+               of what is free).  "auto": all three are measured within the first batches, and the
+               fastest is used; a mode that does not work is left out, and `choice` says why.
                Batches are the same.  On the CPU, "auto" hands batches on as they are.
 
         Raises Refused, ValueError: no such device.
@@ -64,7 +64,7 @@ class Prefetcher(Generic[B]):
             raise Refused(f"depth {depth}: expected at least 1 batch")
         self.dataset, self.depth = dataset, depth
         self.device = torch.device(device)
-        self.waited_s = 0.0  # that the trainer waited, in all
+        self.waited_s = 0.0  # total time that the trainer waited
         views = isinstance(dataset, HopDataset) and dataset.views
         if views and self.device.type == "cpu":
             raise Refused(
@@ -88,7 +88,7 @@ class Prefetcher(Generic[B]):
         run = _ReadThread(self.dataset, self.dataset.ahead(), self._stage, self.depth)
         self._run = run
         batches = self._batches(run)
-        weakref.finalize(batches, run.stop)  # when it is let go of, its thread ends
+        weakref.finalize(batches, run.stop)  # ends the thread of an abandoned iterator
         return batches
 
     def set_epoch(self, epoch: int) -> None:
@@ -97,21 +97,21 @@ class Prefetcher(Generic[B]):
         self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """What to save to go on after the last batch that was handed out."""
+        """The state to save, to continue after the last batch that was handed out."""
         return self.dataset.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on, at the next iteration, after the last batch that `state` counts as consumed."""
+        """Continue, at the next iteration, after the last batch that `state` counts as consumed."""
         self._end()
         self.dataset.load_state_dict(state)
 
     def choice(self) -> Choice | None:
-        """How rows come to the device, and why; None: still measuring, or the CPU."""
+        """How rows get to the device, and why; None: still measuring, or the CPU."""
         return None if self._stage is None else self._stage.choice()
 
     @property
     def files_by(self) -> str:
-        """Who read what lies in files (`HopDataset(files=...)`); "" before the first batch."""
+        """What read the arrays in files (`HopDataset(files=...)`); "" before the first batch."""
         return "" if self._stage is None else self._stage.files_by
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class Prefetcher(Generic[B]):
         self.close()
 
     def _batches(self, run: "_ReadThread") -> "Iterator[B]":
-        """Those of one epoch."""
+        """The batches of one epoch."""
         item = self._take(run)
         while item.step is not None:
             read = item.step.batch
@@ -167,7 +167,7 @@ class Prefetcher(Generic[B]):
 
 
 class _ReadThread:
-    """A thread that reads steps ahead of those that take them."""
+    """A thread that reads steps ahead of the trainer."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class _ReadThread:
     ) -> None:
         self.stage, self.stopped = stage, False
         self._halt = partial(dataset.halt, dataset.run)
-        self.room = threading.Semaphore(depth)  # for batches that are not taken yet
+        self.room = threading.Semaphore(depth)  # for batches not taken yet
         self.items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=self._read, args=(steps,), name="prefetch", daemon=True
@@ -186,10 +186,10 @@ class _ReadThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; what it has read is forgotten."""
-        # `stopped` comes before `halt`, so that the thread drops the error which its wait for the
-        # daemon ends with; then a thread that waits for room goes on, and so does a trainer that
-        # waits for `items`
+        """End the thread; the steps that it has read are dropped."""
+        # `stopped` is set before `halt`, so that the thread drops the error that ends its wait for
+        # the daemon; then `room` wakes a thread that waits for room, and `items` a trainer that
+        # waits for a batch
         if not self.stopped:
             self.stopped = True
             if self._thread.is_alive():
@@ -211,7 +211,7 @@ class _ReadThread:
         return step
 
     def _rest(self) -> None:
-        """The trainer is not done with what it has: meanwhile nothing is kept from other ones."""
+        """Before a wait for the trainer: release the daemon's memory, which others may need."""
         if self.stage is not None:
             self.stage.finish()
 
@@ -236,4 +236,4 @@ class _ReadThread:
             self.items.put(_Item(None, None, None if self.stopped else error))
 
 
-prefetch = Prefetcher  # as documents have it: `for batch in prefetch(dataset, "cuda")`
+prefetch = Prefetcher  # reads like a function: `for batch in prefetch(dataset, "cuda")`

@@ -1,4 +1,4 @@
-"""`NeighborLoader` and `LinkNeighborLoader` as PyG has them, over a daemon: one changed line."""
+"""Drop-in replacements for PyG's `NeighborLoader` and `LinkNeighborLoader`, over a daemon."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -42,24 +42,24 @@ __all__ = [
 Transform = Callable[[Any], Any]  # of a Data or a HeteroData
 Edges = Tensor | str | None
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
-# of PyG's own, and of ours
+# names that PyG and this module use
 _FIELDS = {
     "edge_index", "edge_label", "edge_label_index", "edge_label_time", "edge_weight", "edge_time"
 }  # fmt: skip
 
 
 class DaemonLoader(DataLoader[Any]):
-    """A loader over a dataset of a daemon, which keeps the place in the epochs."""
+    """A loader over a dataset of a daemon, which keeps the position in the epochs."""
 
     dataset: SteppedDataset[Any]
-    # batches are whole, and of one rank if there are several: Accelerate is to leave them alone
+    # each batch is complete and already this rank's: Accelerate must not split it
     _is_accelerate_prepared = True
 
     def __init__(
         self, dataset: SteppedDataset[Any], options: dict[str, Any], names: Mapping[str, str]
     ) -> None:
         """`options` are `transform` and those of `DataLoader`; `names` as in `to_data`."""
-        # of one batch, not of a list: there is no batch_size
+        # it gets one batch, not a list, as there is no batch_size
         kind = _value(options.get("subgraph_type", "directional"))
         self._collate = Collate(options.pop("transform", None), names, kind == "bidirectional")
         self._leaves_last = bool(options.pop("drop_last", False))
@@ -82,11 +82,11 @@ class DaemonLoader(DataLoader[Any]):
         return steps
 
     def __iter__(self) -> Any:
-        """An epoch; each iteration is the next one, unless `set_epoch` chose."""
+        """Iterate the next epoch, unless `set_epoch` chose another one."""
         if self._leaves_last:
             self._collate.steps = len(self)
         batches = DataLoader.__iter__(self)
-        if self.num_workers:  # they took the dataset's position along, and count on their own
+        if self.num_workers:  # they have copies of the dataset, and count for themselves
             self.dataset.skip_epoch()
         return (b for b in batches if b is not None) if self._leaves_last else batches
 
@@ -94,22 +94,22 @@ class DaemonLoader(DataLoader[Any]):
         self.dataset.set_epoch(epoch)
 
     def state_dict(self, batch: Data | HeteroData | None = None) -> dict[str, Any]:
-        """What to save to go on after `batch`; with workers it must be given."""
+        """The state to save, to continue after `batch`, which must be given with workers."""
         return self.dataset.state_dict(batch)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on, at the next iteration, after the last batch that `state` counts as consumed."""
+        """Continue, at the next iteration, after the last batch that `state` counts as consumed."""
         self.dataset.load_state_dict(state)
 
 
 def check_arguments(
     data: object, options: dict[str, Any], **times: object
 ) -> tuple[StoreData, dict[str, str]]:
-    """The data, and what `weight_attr` and `time_attr` name edges' values; both in their place.
+    """The data, and the names that `weight_attr` and `time_attr` give to the values of edges.
 
-    Weights and times are those of the store; edges are drawn by the weights, and up to the times.
+    Replaces both in `options`: weights and times are the store's, edges are drawn by them.
 
-    Raises TypeError: graphs themselves are not taken, and times come with the seeds.
+    Raises TypeError: the data is a graph itself, or `time_attr` is given without seed times.
     """
     found = stored_data(data, options)
     if found.store:
@@ -127,10 +127,10 @@ def check_arguments(
 
 
 class _Accepted(NamedTuple):
-    """A parameter of PyG's loaders that asks the dataset for nothing."""
+    """A parameter of PyG's loaders that is checked, but not passed on to the dataset."""
 
     values: tuple[Any, ...]
-    otherwise: str  # why others are refused, and what to do
+    otherwise: str  # why other values are refused, and what to do
 
 
 _NO_SAMPLER = "neighbors are drawn in the daemon"
@@ -179,9 +179,9 @@ def take_ours(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_induced(options: dict[str, Any]) -> None:
-    """Put the plan that PyG's `subgraph_type="induced"` (`directed=False`) asks for in its place.
+    """Replace PyG's `subgraph_type="induced"` (`directed=False`) by the plan that provides it.
 
-    Raises TypeError: another plan was asked for, too.
+    Raises TypeError: a plan is given, too.
     """
     kind, directed = options.get("subgraph_type"), options.get("directed")
     if _value(kind) != "induced" and directed is not False:
@@ -198,30 +198,28 @@ def take_induced(options: dict[str, Any]) -> None:
 
 
 def typed_seeds(seeds: Any) -> tuple[Any, Any]:
-    """The type of seed nodes or edges, None if they are given without it, and the seeds."""
+    """The type of seed nodes or edges (None if not given), and the seeds."""
     if isinstance(seeds, tuple) and len(seeds) == 2 and isinstance(seeds[0], str | tuple):
         return seeds
     return None, seeds
 
 
 def _value(given: Any) -> Any:
-    """Of an enumeration of PyG the name."""
+    """The value of a member of a PyG enumeration; others unchanged."""
     return getattr(given, "value", given)
 
 
 def data_loader_options(loader: str, options: dict[str, Any], request: Attach) -> dict[str, Any]:
-    """Those of `DataLoader`.  Raises TypeError: one asks for what is not done here."""
+    """The options for `DataLoader`.  Raises TypeError: one is not supported here."""
     kept = {}
     for name, value in options.items():
         accepted, found = _ACCEPTED.get(name), _value(value)
         if name == "disjoint" and request.temporal is not None:
-            continue  # so they are
+            continue  # seeds with times are disjoint anyway
         if accepted is not None and any(found is v or found == v for v in accepted.values):
             continue
         if accepted is not None:
-            if (
-                name == "subgraph_type" and found != "induced"
-            ):  # which seeds that are nodes may have
+            if name == "subgraph_type" and found != "induced":  # supported if seeds are nodes
                 raise TypeError(
                     f"{loader}: found {name}={found!r}, expected 'directional', 'bidirectional' or "
                     "'induced'"
@@ -249,13 +247,13 @@ class NeighborLoader(DaemonLoader, GraphLoader):  # type: ignore[misc]
 
         NeighborLoader("ipc:///run/graph.sock", num_neighbors=[15, 10], input_nodes="train")
 
-    If seeds are given with their type, as PyG has it with several, it yields `HeteroData`:
+    If seeds are given with their type, as PyG does with several types, it yields `HeteroData`:
 
         NeighborLoader("ipc:///run/graph.sock", {("paper", "cites", "paper"): [15, 10], ...},
                        input_nodes=("paper", "train"))
 
-    Each iteration is the next epoch, with workers or without; `set_epoch` chooses.  It is one of
-    PyG's loaders for `isinstance`, so that `model.inference(loader)` of PyG's models takes it;
+    Each iteration is the next epoch, with workers or without; `set_epoch` chooses.  It is an
+    instance of PyG's loader, so that `model.inference(loader)` of PyG's models accepts it;
     `clients.inference.layerwise` does that out of core.
     """
 
@@ -275,9 +273,9 @@ class NeighborLoader(DaemonLoader, GraphLoader):  # type: ignore[misc]
     ) -> None:
         """`input_nodes`: ids, a bool mask, the name of a split, or None for all nodes; or
         (node type, one of these).  `num_neighbors`: a list, or a list for each edge type, in PyG's
-        order: from the seeds outward.  `input_time`: a time of each input node, up to which edges
-        are sampled, by their times in the store, whatever `time_attr` was called there.  `options`
-        are `transform`, `clients.torch.SamplingOptions`, and those of
+        order: from the seeds outward.  `input_time`: a time for each input node; edges up to it are
+        sampled, by their times in the store, whatever `time_attr` is called there.  `options` are
+        `transform`, `clients.torch.SamplingOptions`, and those of
         `torch.utils.data.DataLoader`: num_workers, pin_memory, ..."""
         self.data, names = check_arguments(data, options, input_time=input_time)
         take_induced(options)
@@ -323,9 +321,9 @@ class LinkNeighborLoader(DaemonLoader):
         **options: Any,
     ) -> None:
         """`edge_label_index`: (2, edges) original ids, the name of a split of edges, or None for
-        all edges; or (edge type, one of these).  `edge_label_time`: of each edge, up to
-        which edges are sampled, by their times in the store, whatever `time_attr` was called there;
-        "own": before those of the seed edges in the store.  `options` are batch_size=1,
+        all edges; or (edge type, one of these).  `edge_label_time`: a time for each edge; edges up
+        to it are sampled, by their times in the store, whatever `time_attr` is called there;
+        "own": edges before the seed edges' times in the store.  `options` are batch_size=1,
         shuffle=False, exclude="none", `transform`, others of `clients.link.LinkOptions`, and those
         of `torch.utils.data.DataLoader`."""
         self.data, names = check_arguments(data, options, edge_label_time=edge_label_time)
@@ -350,7 +348,7 @@ class LinkNeighborLoader(DaemonLoader):
 def _negatives(
     sampling: NegativeSampling | str | dict[str, Any] | None, ratio: float | None
 ) -> NegativeSampling | None:
-    """As PyG reads the two; raises ValueError."""
+    """Interpret the two options as PyG does.  Raises ValueError."""
     if ratio:
         sampling = NegativeSampling("binary", ratio)
     try:
@@ -371,10 +369,10 @@ class Collate:
         names: Mapping[str, str] = NO_NAMES,
         bidirectional: bool = False,
     ) -> None:
-        """`names`: as in `to_data`; `bidirectional`: likewise."""
+        """`names`, `bidirectional`: as in `to_data`."""
         self._transform, self._names = transform, dict(names)
         self._bidirectional = bidirectional
-        self.steps = 1 << 62  # batches of later steps are left out, as None
+        self.steps = 1 << 62  # batches of later steps become None
 
     def __call__(self, batch: Batch | HeteroBatch) -> Any:
         if batch.step >= self.steps:
@@ -388,9 +386,9 @@ def to_data(
     names: Mapping[str, str] = NO_NAMES,
     bidirectional: bool = False,
 ) -> Any:
-    """The same tensors as PyG's `Data`, or `HeteroData`; nothing is copied.
+    """Convert a batch to PyG's `Data` or `HeteroData`; nothing is copied.
 
-    names           what "edge_weight" and "edge_time" are to be called, if not so
+    names           other names for "edge_weight" and "edge_time"
     bidirectional   add the reverse of each edge, to the relation that is its reverse
     """
     several, typed = isinstance(batch, HeteroBatch), by_type(batch)
@@ -434,7 +432,7 @@ def to_data(
 
 
 def _add_seed_edges(data: Any, batch: LinkBatch | HeteroLinkBatch) -> None:
-    """What belongs to the seed edges; of several types it stands with their edge type."""
+    """Add the fields of the seed edges; with several types, to those of their edge type."""
     src = dst = edges = data
     if isinstance(batch, HeteroLinkBatch):
         edges = data[batch.edge_type]

@@ -1,4 +1,4 @@
-"""What PyG's scripts ask of a data set and its `Data`, of a store; nothing is read before that."""
+"""A store in the form of a PyG data set and its `Data`; rows are read on first access."""
 
 import os
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ from clients.connection.place import find_endpoint
 from clients.torch import NeighborDataset, SamplingOptions
 from loaderd.api.errors import Refused
 
-_STEP_NODES = 1 << 12  # rows that are asked for at a time
-_SPLITS = {"val": ("val", "valid")}  # by PyG's name of a mask: those of a store
+_STEP_NODES = 1 << 12  # rows requested at a time
+_SPLITS = {"val": ("val", "valid")}  # PyG's name of a mask -> names that a store may use
 _ROWS = ("x", "y")
 _COUNTS = ("num_nodes", "num_edges", "num_features", "num_classes")
 
 
 def stored_data(data: object, options: Mapping[str, Any]) -> "StoreData":
-    """What a loader was given, an endpoint or a store's path as the data of that store.
+    """A loader's argument as `StoreData`: an endpoint or a store's path is wrapped.
 
-    Raises TypeError: it is no such thing; Refused, NoDaemon, NotAStore: nothing is there.
+    Raises TypeError: it is none of these; Refused, NoDaemon, NotAStore: nothing is there.
     """
     if isinstance(data, StoreData):
         return data
@@ -41,7 +41,7 @@ class StoreDataset:
     """
 
     def __init__(self, endpoint: str | os.PathLike[str], store: str = "") -> None:
-        """`endpoint`: of a daemon, or the path of a store; `store`: which one of several."""
+        """`endpoint`: of a daemon, or the path of a store; `store`: which one, if several."""
         self._data = StoreData(endpoint, store)
         self.num_features = self.num_node_features = self._data.num_features
         self.num_classes = self._data.num_classes
@@ -50,13 +50,13 @@ class StoreDataset:
         return 1
 
     def __getitem__(self, index: int) -> "StoreData":
-        if index not in (0, -1):  # also how a loop over it ends
+        if index not in (0, -1):  # this also ends a loop over it
             raise IndexError(f"found {index}, expected 0: a store is one graph")
         return self._data
 
 
 class StoreData:
-    """The nodes of a store with one node type, as PyG's `Data` has them, by original id.
+    """The nodes of a store with one node type in the form of PyG's `Data`, by original id.
 
     `x`, `y` and `train_mask`, `val_mask`, `test_mask` (or `NAME_mask` of any split) are read
     through the daemon when they are first asked for, all rows of them into this process.  Edges
@@ -66,13 +66,13 @@ class StoreData:
     def __init__(
         self, endpoint: str | os.PathLike[str], store: str = "", wait_s: float = 0.0
     ) -> None:
-        """`wait_s`: for a daemon, if none is there yet."""
+        """`wait_s`: how long to wait for a daemon, if there is none yet."""
         self.endpoint, self.store = os.fspath(endpoint), store
-        self._daemon = find_endpoint(endpoint, wait_s)  # one that a path has started stays
+        self._daemon = find_endpoint(endpoint, wait_s)  # keeps a daemon started here alive
         self._devices: dict[str, Any] = {}
 
     def to(self, device: Any, *names: str) -> "StoreData":
-        """Have these, or all, on a device as they are read; in place, as PyG's."""
+        """Move these fields, or all, to a device, also when read later; in place, as in PyG."""
         self._devices |= dict.fromkeys(names or ("",), device)
         for name, value in vars(self).items():
             if isinstance(value, Tensor) and (not names or name in names):
@@ -80,11 +80,11 @@ class StoreData:
         return self
 
     def __delattr__(self, name: str) -> None:
-        """`del data.x` gives the memory back; what is used again is read again."""
+        """`del data.x` frees the memory; the next access reads it again."""
         self.__dict__.pop(name, None)
 
     def __getattr__(self, name: str) -> Any:
-        """Raises AttributeError: the store has no such thing, or it is not brought here."""
+        """Raises AttributeError: the store has no such field, or it is not loaded here."""
         if name.startswith("_") or "endpoint" not in self.__dict__:
             raise AttributeError(name)
         if name in ("edge_index", "adj_t"):
@@ -142,7 +142,7 @@ class StoreData:
     def _nodes(
         self, split: str = "all", features: tuple[str, ...] = (), labels: bool = False
     ) -> "closing[NeighborDataset]":
-        """Nodes in the order of the split, with one neighbor each, the least there can be."""
+        """Nodes in the order of the split, with one neighbor each, the minimum fanout."""
         rows: SamplingOptions = {"features": features, "labels": labels, "plan": "minibatch"}
         rows["shuffle"] = False
         if self.store:

@@ -1,4 +1,4 @@
-"""Who takes part in training: one process, or those that torchrun started."""
+"""The processes that train together: a single one, or those that torchrun started."""
 
 import contextlib
 import os
@@ -20,11 +20,11 @@ _NOTICED_S = 1.0  # a killed process closes its sockets some moments before it h
 
 
 class RankLost(RuntimeError):
-    """A process that takes part has ended or is stopped; the others cannot go on."""
+    """Another process of the training has ended or is stopped; the rest cannot continue."""
 
 
 class SplitPlace(NamedTuple):
-    """Where a rank stands if batches are shared, and each share is split by owner."""
+    """A rank's place if batches are divided into shares, and each share is split by owner."""
 
     share: int = 0  # rank // owners
     shares: int = 1
@@ -42,14 +42,14 @@ class Ranks(NamedTuple):
     timeout_s: float = TIMEOUT_S  # of a collective
 
     def device(self, name: str) -> torch.device:
-        """Where this process trains: of "cuda", each process of a host has a GPU of its own."""
+        """The device of this process: with "cuda", each process of a host has a GPU of its own."""
         several = name == "cuda" and self.world_size > 1
         return usable_device(f"cuda:{self.local}" if several else name)
 
     def split_place(self, owners: int) -> SplitPlace:
-        """This rank's place among shares of so many owners.  Raises ValueError.
+        """This rank's place among shares of `owners` owners each.  Raises ValueError.
 
-        All ranks make the groups of all shares, in one order.
+        All ranks create the groups of all shares in the same order, as torch requires.
         """
         if self.world_size % owners:
             raise ValueError(
@@ -76,14 +76,14 @@ class Ranks(NamedTuple):
                 )
 
     def of_first(self, value: Any) -> Any:
-        """What rank 0 has."""
+        """The `value` of rank 0, on all ranks."""
         values = [value]
         if self.world_size > 1:
             distributed.broadcast_object_list(values, 0)
         return values[0]
 
     def most(self, values: list[int]) -> list[int]:
-        """The largest of each that any rank has."""
+        """The maximum of each value over all ranks."""
         found = torch.tensor(values)
         if self.world_size > 1:
             distributed.all_reduce(found, distributed.ReduceOp.MAX)
@@ -91,7 +91,7 @@ class Ranks(NamedTuple):
         return largest
 
     def add_up(self, values: Tensor) -> None:
-        """Put the sum over all ranks in place of `values`."""
+        """Replace `values` by their sum over all ranks."""
         if self.world_size > 1:
             distributed.all_reduce(values)
 
@@ -109,7 +109,7 @@ class Ranks(NamedTuple):
 class FlatGradients:
     """The gradients of a model, as views of one tensor that all ranks add up at once.
 
-    What takes no part in a step has a gradient of zeros, whatever the number of ranks.
+    A parameter that takes no part in a step has a gradient of zeros, for any number of ranks.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
@@ -117,15 +117,15 @@ class FlatGradients:
         self._ranks = ranks
         parameters = [p for p in model.parameters() if p.requires_grad]
         sizes = [p.numel() for p in parameters]
-        self.flat = parameters[0].new_zeros(sum(sizes) + 2)  # in the end: loss, labelled seeds
+        self.flat = parameters[0].new_zeros(sum(sizes) + 2)  # the last two: loss, labelled seeds
         for parameter, stop in zip(parameters, accumulate(sizes), strict=True):
             parameter.grad = self.flat[stop - parameter.numel() : stop].view_as(parameter)
 
     def of_mean(self, loss: Tensor, count: Tensor) -> tuple[float, int]:
-        """Compute the gradients of the mean loss over what all ranks count.
+        """Compute the gradients of the mean loss over all ranks.
 
         loss    sum of the losses of this rank, 0-d; it requires grad on every rank
-        count   how many they are, 0-d; 0 is possible
+        count   number of these losses, 0-d; 0 is possible
 
         Returns both, added up over all ranks.
         """
@@ -143,15 +143,15 @@ class FlatGradients:
         self.flat[-1] += count
 
     def mean(self, everywhere: bool) -> tuple[float, int]:
-        """Divide what was added by how many losses these were: on all ranks together, or here.
+        """Divide the added gradients by the number of losses: of all ranks, or of this one.
 
-        Returns the sum of the losses, and how many.
+        Returns the sum of the losses, and their number.
         """
         total, counted = self.mean_on_device(everywhere).tolist()
         return total, int(counted)
 
     def mean_on_device(self, everywhere: bool) -> Tensor:
-        """The same, (2,): the host waits for nothing."""
+        """As `mean`, but returns a tensor (2,), so that the host waits for nothing."""
         if everywhere:
             self._ranks.add_up(self.flat)
         totals = self.flat[-2:].clone()
@@ -174,9 +174,9 @@ def usable_device(name: str) -> torch.device:
 
 @contextlib.contextmanager
 def joined(timeout_s: float = TIMEOUT_S, environment: Any = os.environ) -> Iterator[Ranks]:
-    """The group that torchrun's variables name; one process without them.
+    """Join the process group of torchrun's variables; without them, a single process.
 
-    Over gloo, and NCCL between GPUs.
+    Uses gloo, and NCCL between GPUs.
 
     timeout_s   how long a collective waits for the other ranks
 
@@ -210,9 +210,9 @@ def joined(timeout_s: float = TIMEOUT_S, environment: Any = os.environ) -> Itera
 
 
 def _lost(ranks: Ranks, store: Any, processes: list[list[str]]) -> str:
-    """Which rank of this host was the first to go, as far as is known; "" if none has.
+    """The rank of this host that was lost first, as far as is known; "" if none was.
 
-    Those that notice end too, and others may notice these first: what the first one saw holds.
+    Ranks that notice a loss end too, and others may notice those: the first report counts.
     """
     until, found = time.monotonic() + _NOTICED_S, ""
     while not found and time.monotonic() < until:
@@ -228,7 +228,7 @@ def _lost(ranks: Ranks, store: Any, processes: list[list[str]]) -> str:
 
 
 def _process_state(pid: int) -> str:
-    """What keeps a process of this host from taking part; "" if nothing does."""
+    """Why a process of this host cannot take part; "" if it can."""
     try:
         # "pid (name) state ...": a name may have any character in it
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

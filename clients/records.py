@@ -1,4 +1,4 @@
-"""What all batches share: tensors over rows of a store, and records of them, moved as a whole."""
+"""Base of all batches: records of tensors that are moved as a whole, and tensors over rows."""
 
 from collections.abc import Callable
 from dataclasses import Field, fields
@@ -11,19 +11,19 @@ from torch import Tensor
 
 
 class TensorRecord:
-    """A dataclass whose fields hold tensors, also in lists, tuples and dicts, and other values."""
+    """A dataclass with fields of tensors, alone or in lists, tuples and dicts, and other values."""
 
     __slots__ = ()
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # of those that derive from it
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # of subclasses
 
     def __repr__(self) -> str:
-        """Shapes in place of tensors, as PyG shows them; what is not there is left out."""
+        """Shapes in place of tensors, as in PyG; empty fields are left out."""
         shown = self._mapped(lambda tensor: list(tensor.shape), lambda record: record)
         there = [f"{n}={v!r}" for n, v in shown.items() if v is not None and v != {}]
         return f"{type(self).__name__}({', '.join(there)})"
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """The same record with every tensor replaced by `function` of it, in the fields' order."""
+        """The record with `function` applied to every tensor, in the fields' order."""
         return type(self)(**self._mapped(function, lambda record: record.map(function)))
 
     def tensors(self) -> list[Tensor]:
@@ -35,15 +35,15 @@ class TensorRecord:
     def numpy(self) -> dict[str, Any]:
         """The fields by name, tensors as NumPy arrays over the same memory, on the CPU.
 
-        They speak DLPack: `jax.dlpack.from_dlpack(batch.numpy()["x"])`.  bfloat16, which NumPy does
-        not know, comes as a copy in float32; take such tensors by DLPack themselves.
+        They support DLPack: `jax.dlpack.from_dlpack(batch.numpy()["x"])`.  bfloat16, which NumPy
+        lacks, is copied to float32; pass such tensors by DLPack directly.
         """
         return self._mapped(_numpy, TensorRecord.numpy)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         """The same record with its tensors on `device`.
 
-        To a GPU, tensors in pageable memory go by way of page-locked memory.
+        Tensors in pageable memory are copied to a GPU by way of page-locked memory.
         """
         device = torch.device(device)
         if device.type == "cuda":
@@ -61,7 +61,7 @@ class TensorRecord:
 
 
 def to_tensor(array: NDArray[Any], dtype: str, is_label: bool = False) -> Tensor:
-    """The tensor over an array of a store dtype; labels that are integers become int64."""
+    """A tensor over an array of a store dtype; integer labels are converted to int64."""
     if dtype == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     if is_label and array.dtype.kind in "iu":
@@ -70,9 +70,9 @@ def to_tensor(array: NDArray[Any], dtype: str, is_label: bool = False) -> Tensor
 
 
 def copy_to_gpu(tensor: Tensor, device: torch.device, non_blocking: bool = True) -> Tensor:
-    """A tensor on a GPU; memory that is not page-locked is copied to memory that is, first.
+    """Copy a tensor to a GPU; memory that is not page-locked is first copied to memory that is.
 
-    That memory is torch's, which keeps it until the copy is done.
+    That memory belongs to torch, which keeps it until the copy is done.
     """
     if tensor.device.type == "cpu" and tensor.numel() and not tensor.is_pinned():
         tensor, non_blocking = tensor.pin_memory(), True
@@ -80,7 +80,7 @@ def copy_to_gpu(tensor: Tensor, device: torch.device, non_blocking: bool = True)
 
 
 def _mapped(value: Any, tensor: Callable[[Tensor], Any], record: Callable[[Any], Any]) -> Any:
-    """A field's value, its tensors and records replaced by what the two functions make of them."""
+    """A field's value with the two functions applied to its tensors and records."""
     if isinstance(value, Tensor):
         return tensor(value)
     if isinstance(value, TensorRecord):

@@ -1,4 +1,4 @@
-"""Options of training commands, and whether they go together."""
+"""Options of training commands, and checks of their combinations."""
 
 import argparse
 import sys
@@ -26,9 +26,9 @@ class NotTrainable(ValueError):
 
 
 def option(default: Any, text: str = "", **given: Any) -> Any:
-    """A field of the settings of a command that is more than its name and its default.
+    """A field of a command's settings that has more than a name and a default.
 
-    text    of the help
+    text    help text
     given   further arguments of `add_argument`
     """
     return field(default=default, metadata={"help": text, **given})
@@ -120,7 +120,7 @@ def _check_owners(settings: Settings) -> None:
 
 
 def home_options(settings: Settings, num_ranks: int) -> HomeOptions:
-    """Those of placement "home".  Raises ValueError: they do not go together."""
+    """The options of placement "home".  Raises ValueError: they do not go together."""
     parts, merge, migrate = settings.parts, settings.merge, settings.migrate
     steps = 0 if parts == AUTO else int(parts) if parts.isascii() and parts.isdigit() else -1
     if parts != AUTO and not 1 <= steps <= num_ranks:
@@ -149,7 +149,7 @@ def home_options(settings: Settings, num_ranks: int) -> HomeOptions:
 
 
 def _check_large(settings: Settings) -> None:
-    """Raises ValueError: options of large batches without them."""
+    """Raises ValueError: options of plan "large" without it, or that do not go together."""
     measured = settings.order != "widths"
     if settings.plan == "large" and settings.placement:
         raise ValueError(
@@ -205,7 +205,7 @@ def parse_fanouts(words: Iterable[object], option: str = "num_neighbors") -> tup
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The words of `python -m clients...`: what they get wrong is said in one line."""
+    """Parses the command line of `python -m clients...`; reports errors in one line."""
 
     def __init__(self, **given: Any) -> None:
         spec = sys.modules["__main__"].__spec__
@@ -220,10 +220,10 @@ def run_command(
 ) -> None:
     """Run a training command: an endpoint, and an option for each further field of its settings.
 
-    kind   of the settings, a dataclass
+    kind   dataclass of the settings
 
-    Ends with exit code 2, and a line, if the settings or the store cannot be used, or if another
-    rank has ended.
+    Prints one line and exits with code 2 if the settings or the store cannot be used, or if
+    another rank has ended.
     """
     default = kind("")
     parser = CommandParser(description=doc)

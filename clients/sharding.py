@@ -1,4 +1,4 @@
-"""Whether another library is about to share out, or to collate, batches that are whole already."""
+"""Refuse iteration by a library that would shard or collate batches that are complete already."""
 
 import sys
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ _SHARING = {"IterableDatasetShard", "DataLoaderDispatcher"}  # each process gets
 
 
 def refuse_second_sharding(world_size: int) -> None:
-    """Raises Refused: what iterates is Accelerate's wrapper that deals out whole batches.
+    """Raises Refused: an Accelerate wrapper iterates, which would distribute complete batches.
 
-    world_size   over which the dataset shares each batch itself
+    world_size   number of ranks among which the dataset itself divides each batch
 
     Accelerate wraps any iterable dataset that it prepares for several processes: ranks would get
-    every n-th part of their own part, or batches that are cut along the first axis of each tensor.
+    every n-th of their own batches, or batches cut along the first axis of each tensor.
     """
     for held in _callers(_LIBRARY):
         kind = type(held.get("self")).__name__
@@ -34,7 +34,7 @@ def refuse_second_sharding(world_size: int) -> None:
 
 
 def refuse_second_batching() -> None:
-    """Raises Refused: what iterates is a DataLoader that would make batches of batches."""
+    """Raises Refused: a DataLoader iterates that would make batches of batches."""
     for held in _callers(_FETCHER):
         collate = getattr(held.get("collate_fn"), "__module__", "")
         if held.get("auto_collation") and collate == _COLLATE:
@@ -45,7 +45,7 @@ def refuse_second_batching() -> None:
 
 
 def _callers(module: str) -> Iterator[dict[str, Any]]:
-    """Local variables of the functions of a module that are waiting for this one."""
+    """Local variables of each caller on the stack that belongs to `module`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__") == module:

@@ -1,4 +1,4 @@
-"""Rows that travel between the owners of a split batch, before each layer, and gradients back."""
+"""Exchange rows between the owners of a split batch before each layer, and return gradients."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,26 +13,26 @@ class Shuffle:
     """The `exchange` that a `clients.models.Layered` takes for a `SplitBatch`.
 
     All owners compute their pieces of one batch at the same time: each takes part in each exchange,
-    in the same order, even if it has no nodes, and so do gradients on the way back.  Whether the
-    input requires grad must be the same on all of them.
+    forward and backward, in the same order, even if it has no nodes.  The input must require grad
+    on all of them or on none.
     """
 
     def __init__(self, batch: SplitBatch, group: Any, mixed_rows: bool = False) -> None:
         """`group`: of the processes of all owners, in their order, for these exchanges alone.
 
-        mixed_rows   x has rows of remote nodes, too; the model has as many layers as the batch hops
+        mixed_rows   x has rows of remote nodes, too; the model has one layer per hop of the batch
         """
         self._batch, self._group, self._mixed_rows = batch, group, mixed_rows
 
     def __call__(self, h: Tensor, edge_index: Tensor, hop: int) -> tuple[Tensor, Tensor]:
-        """Rows of own nodes, then those that came, and the edges with their places as sources."""
+        """Rows of own nodes, then received ones, and the edges with places in these as sources."""
         batch = self._batch
         if self._mixed_rows and hop == len(batch.exchanges) - 1:
             return h, edge_index
         exchange = _joined(batch.exchanges[hop if batch.frontier == "layer" else 0 : hop + 1])
         rows: Tensor = _Exchanged.apply(h, exchange, self._group)  # type: ignore[no-untyped-call]
         own, remote = batch.n_id.numel(), sum(batch.num_remote_nodes)
-        place = exchange.recv.new_empty(own + remote)  # of each node among `rows`
+        place = exchange.recv.new_empty(own + remote)  # of each node in `rows`
         place[: h.size(0)] = torch.arange(h.size(0), device=place.device)
         arrived = torch.arange(h.size(0), h.size(0) + exchange.recv.numel(), device=place.device)
         place[own + exchange.recv] = arrived
@@ -40,7 +40,7 @@ class Shuffle:
 
 
 class _Exchanged(torch.autograd.Function):
-    """Own rows and those that come; backward, gradients return and are added in owner order."""
+    """Own and received rows; backward, gradients return and are added up in owner order."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, exchange: Exchange, group: Any) -> Tensor:
@@ -55,8 +55,8 @@ class _Exchanged(torch.autograd.Function):
         counts = (exchange.send_counts, exchange.recv_counts)
         returned = _all_to_all(grad[kept:].contiguous(), *counts, ctx.group)
         own = grad[:kept].clone()
-        # an owner needs a node once, so that within its piece no two gradients meet: the order of
-        # additions is the same on every device
+        # an owner requests each node once, so its piece has at most one gradient per node, and the
+        # order of additions is the same on every device
         pieces = (tensor.split_with_sizes(counts[0]) for tensor in (exchange.send, returned))
         for places, values in zip(*pieces, strict=True):
             own.index_add_(0, places, values)
@@ -64,14 +64,14 @@ class _Exchanged(torch.autograd.Function):
 
 
 def _all_to_all(rows: Tensor, arriving: list[int], leaving: list[int], group: Any) -> Tensor:
-    """What the others send: `arriving` rows by owner, for the `leaving` ones of `rows`."""
+    """Send `leaving` rows of `rows` to each owner; returns `arriving` rows from each."""
     out = rows.new_empty(sum(arriving), *rows.shape[1:])
     distributed.all_to_all_single(out, rows, arriving, leaving, group=group)
     return out
 
 
 def _joined(exchanges: Sequence[Exchange]) -> Exchange:
-    """One exchange in place of several: for each owner what the first has, then the next ones."""
+    """Join exchanges into one: for each owner the rows of the first, then those of the next."""
     return Exchange(
         _join_by_owner((e.send, e.send_counts) for e in exchanges),
         _join_by_owner((e.recv, e.recv_counts) for e in exchanges),

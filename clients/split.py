@@ -1,7 +1,7 @@
-"""The piece of a batch that one owner computes: what a trainer of plan "split" iterates.
+"""The piece of each batch that one owner computes, for trainers of plan "split".
 
 The daemon builds each batch once for all owners, and says which owner each node has.  Every trainer
-takes its own piece of it: the edges into its nodes, its nodes' rows, and whom to exchange with.
+takes its own piece: the edges into its nodes, its nodes' rows, and the exchanges with other owners.
 """
 
 from collections.abc import Sequence
@@ -28,29 +28,29 @@ from loaderd.api.tcp import SCHEME
 
 @dataclass(slots=True, repr=False)
 class Exchange(TensorRecord):
-    """Which rows an owner sends to the others for the edges of one hop, and where theirs go."""
+    """The rows that an owner sends and receives for the edges of one hop."""
 
     send: Tensor  # int64: own nodes, grouped by receiving owner, each group in that owner's order
-    recv: Tensor  # int64: places among the remote nodes of what comes, grouped by sending owner
+    recv: Tensor  # int64: places of received rows among the remote nodes, grouped by sending owner
     send_counts: list[int]  # by owner
     recv_counts: list[int]
 
 
 @dataclass(slots=True, repr=False, kw_only=True)
 class SplitBatch(Batch):
-    """The nodes of a batch that one owner has, and the edges into them.
+    """The nodes of a batch that belong to one owner, and the edges into them.
 
-    Local ids: own nodes first, the seeds before those that each hop found, in the order of the
-    batch; then remote nodes, by the hop that is the first to need them, by owner, and in the order
-    in which the hop's edges name them.  The fields of a `Batch` are of own nodes, seeds and edges,
-    of which there may be none; with `mixed_rows` `x` and `features` have remote nodes, too.
+    Local ids: own nodes first, seeds before the nodes found by each hop, in the order of the batch;
+    then remote nodes, by the first hop that needs them, by owner, and in the order in which that
+    hop's edges name them.  The fields of a `Batch` describe own nodes, seeds and edges, of which
+    there may be none; with `mixed_rows`, `x` and `features` have remote nodes, too.
     """
 
     owner: int
     num_owners: int
     step_seeds: int  # seeds of all owners
-    num_remote_nodes: list[int]  # by hop: those that its edges are the first to need
-    # by hop: frontier "new": what its edges are the first to need; "layer": all that they need
+    num_remote_nodes: list[int]  # by hop: those that no earlier hop needs
+    # by hop: frontier "new": rows that no earlier hop needs; "layer": all that its edges need
     exchanges: list[Exchange]
 
 
@@ -61,15 +61,15 @@ class BatchStructure(NamedTuple):
     nodes_per_hop: Sequence[int]  # the seeds, then those found by each hop
     src: NDArray[np.uint32]  # (edges,) hop by hop
     counts: Sequence[NDArray[np.uint32]]  # by hop: edges of each node that it expands
-    layers: bool  # a hop expands all nodes found so far, else those found by the one before
+    layers: bool  # a hop expands all nodes found so far; False: those found by the previous hop
 
 
 class OwnedPiece(NamedTuple):
-    """What of a batch is one owner's."""
+    """One owner's piece of a batch."""
 
-    own: NDArray[np.int64]  # places in the batch of its nodes
-    remote: NDArray[np.int64]  # and of the nodes of others that its edges need
-    local: NDArray[np.int64]  # (nodes,) local id of each of these; of others -1
+    own: NDArray[np.int64]  # places of its nodes in the batch
+    remote: NDArray[np.int64]  # places of other owners' nodes that its edges need
+    local: NDArray[np.int64]  # (nodes,) local id of each of these; -1 for all others
     edges: NDArray[np.int64]  # (2, own edges) local ids
     nodes_per_hop: list[int]
     remote_per_hop: list[int]
@@ -83,7 +83,7 @@ def split_structure(
     """The piece of owner `mine`, in time linear in the nodes and edges of the whole batch.
 
     memory    for `edges`
-    scratch   for what is needed until the piece is, and for `local`
+    scratch   for temporary arrays, and for `local`
     """
     owner, num = whole.owner, whole.owner.size
     own = np.flatnonzero(owner == mine)
@@ -102,7 +102,7 @@ def split_structure(
     remote, exchanges, edge, at = [np.empty(0, np.int64)], list[Exchange](), 0, 0
     num_local = own.size
     for hop, counts in enumerate(whole.counts):
-        # "new": a row that came for an earlier hop is there; "layer": each layer exchanges its own
+        # "new": rows received for earlier hops are still there; "layer": each layer exchanges all
         if whole.layers or hop == 0:
             needed_by.fill(0)
         num_edges, num_own = int(counts.sum(dtype=np.int64)), edges_per_hop[hop]
@@ -118,7 +118,7 @@ def split_structure(
             needed[:num_needed], owner[needed[:num_needed]], num_owners
         )
         send, send_counts = _group_by_owner(sent[:num_sent], sent_to[:num_sent], num_owners)
-        # numbered only now: what edges name first is not what stands first among its owner's
+        # numbered only now, as the order of edges differs from that of owners
         new = came[local[came] < 0]
         local[new] = np.arange(num_local, num_local + new.size)
         remote.append(new)
@@ -140,7 +140,7 @@ def split_structure(
 def _group_by_owner(
     items: NDArray[np.uint32], owner: NDArray[Any], num_owners: int
 ) -> tuple[NDArray[np.int64], list[int]]:
-    """Items grouped by owner, each group in its order; and how many each owner has."""
+    """Items grouped by owner, each group in the given order, and their number by owner."""
     order = np.argsort(owner, kind="stable")
     return items[order].astype(np.int64), np.bincount(owner, minlength=num_owners).tolist()
 
@@ -175,7 +175,7 @@ class SplitReader(BatchReader):
         input_id = self._narrow(blob, named["input_id"])[own[:num_seeds]]
         items = self._items(whole, piece)
         counts = [items.count(0)] * len(attached.rows)
-        if self._mixed_rows:  # a device's cache knows rows by `n_id`, which has own nodes only
+        if self._mixed_rows:  # a device's cache looks rows up by `n_id`, which lacks remote nodes
             self._pool.received(self._session.attachment.data, [])
         else:
             self._announce(ready, counts)
@@ -203,7 +203,7 @@ class SplitReader(BatchReader):
         )
 
     def _items(self, whole: BatchStructure, piece: OwnedPiece) -> ItemOrder:
-        """Nodes whose rows are wanted, as the only type there is; the others are of no type."""
+        """The nodes whose rows are wanted, as the only type; all others have no type."""
         if not self._mixed_rows:
             own, others = piece.own, whole.owner != self._owner
             return ItemOrder([0, own.size], others, own, piece.local, some=True)
@@ -214,8 +214,8 @@ class SplitReader(BatchReader):
 class SplitDataset(NodeSampledDataset[SplitBatch]):
     """One owner's pieces of the batches of a store of one node type and one relation.
 
-    The owners' trainers iterate the same epochs side by side; each batch is built once for them.
-    With `world_size`, each batch of a rank is split.
+    The owners' trainers iterate the same epochs at the same time; each batch is built once for all.
+    With `world_size`, it is each rank's share of a batch that is split.
     """
 
     batch_type = SplitBatch
@@ -233,13 +233,13 @@ class SplitDataset(NodeSampledDataset[SplitBatch]):
         mixed_rows: bool = False,
         **options: Unpack[SeededOptions],
     ) -> None:
-        """As `NeighborDataset`; what splits cannot be made of, the daemon refuses.
+        """As `NeighborDataset`; the daemon refuses options that cannot be combined with splitting.
 
         owners       name of an owner map of the store
         owner        which of its owners this trainer is
-        num_owners   how many the trainers expect it to have; 0: any number
-        mixed_rows   bring rows of features of remote nodes, too, instead of having them exchanged;
-                     by a daemon on this host
+        num_owners   number of owners that the map must have; 0: any number
+        mixed_rows   also read feature rows of remote nodes, instead of exchanging them; needs a
+                     daemon on this host
         """
         if not owners:
             raise Refused("owners: found '', expected the name of an owner map of the store")

@@ -1,4 +1,4 @@
-"""Batches as torch tensors: what a training script iterates."""
+"""Datasets that yield sampled batches as torch tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -43,7 +43,7 @@ EdgeType = tuple[str, str, str]  # source type, name, target type
 Fanouts = Sequence[int] | Mapping[EdgeType, Sequence[int]]
 Times = Tensor | NDArray[Any] | Sequence[int]
 B_co = TypeVar("B_co", covariant=True)
-MOST_REUSE = 4  # passes over the seeds of a macro-batch, with reuse="while-waiting"
+MOST_REUSE = 4  # most passes over the seeds of a macro-batch with reuse="while-waiting"
 
 
 @dataclass(slots=True, repr=False)
@@ -118,11 +118,11 @@ _BY_RELATION = (
     "edge_index", "e_id", "num_sampled_edges", "edge_features", "edge_weight", "edge_time"
 )  # fmt: skip
 _MAY_BE_NONE = ("e_id", "batch", "edge_weight", "edge_time")
-_ONLY_TYPE, _ONLY_RELATION = "", ("", "", "")  # of a `Batch`, which does not name them
+_ONLY_TYPE, _ONLY_RELATION = "", ("", "", "")  # keys for a `Batch`, which names neither
 
 
 def rows_of_edges(batch: HeteroBatch, relation: EdgeType) -> dict[str, Tensor]:
-    """What a batch brings of the edges of a relation, by name; weights and times as such."""
+    """Rows of the edges of a relation by array name; weights and times as "weight" and "time"."""
     found = dict(batch.edge_features.get(relation, {}))
     for name, values in (("weight", batch.edge_weight), ("time", batch.edge_time)):
         if values is not None and relation in values:
@@ -131,7 +131,7 @@ def rows_of_edges(batch: HeteroBatch, relation: EdgeType) -> dict[str, Tensor]:
 
 
 def only_type(found: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a `Batch`, out of those of a batch with one node type and one relation."""
+    """Reduce the fields of a typed batch with one node type and one relation to a `Batch`'s."""
     for name in ("input_type", "edge_type"):
         found.pop(name, None)
     for name in (*_BY_TYPE, *_BY_RELATION):
@@ -142,7 +142,7 @@ def only_type(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_type(batch: Batch | HeteroBatch) -> HeteroBatch:
-    """The batch by type and relation, those of a `Batch` being named "" and ("", "", "")."""
+    """The batch by type and relation; those of a `Batch` are named "" and ("", "", "")."""
     if isinstance(batch, HeteroBatch):
         return batch
     found = {f.name: getattr(batch, f.name) for f in fields(Batch)}
@@ -157,43 +157,43 @@ class SamplingOptions(DatasetOptions, total=False):
     """Options of every dataset and loader of sampled batches, in addition to `DatasetOptions`.
 
     return_e_id         bring original edge ids
-    features            names of the arrays of features to bring, () for none, all by default; by
-                        node type, too: {"paper": ("x", "year"), "author": ()}, of types that are
-                        not named all.  What does not come is not read
+    features            names of the feature arrays to bring, () for none, all by default; or by
+                        node type: {"paper": ("x", "year"), "author": ()}, with all arrays of types
+                        that are not named.  Arrays that are left out are not read
     labels              bring labels (True); or the name of an array of features that comes as `y`
-    edge_features       bring rows of the sampled edges, of all arrays of edges in the store; or
-                        their names, for all relations or by relation
+    edge_features       bring rows of the sampled edges from all edge arrays of the store (True); or
+                        names of arrays, for all relations or by relation
     edge_weights        bring the weights of the sampled edges
     edge_times          bring the times of the sampled edges
     plan                "auto" (default), "minibatch", "hyperbatch", "macrobatch", or one of
                         subgraphs: "cluster", "saint-node", "saint-edge", "saint-walk", "shadow",
-                        "induced", "ladies", "fastgcn", or a sampler that the daemon was given
-    hyperbatch          batches built together, 0: as many as fit; like `plan`, but for
-                        "macrobatch", it changes no batch
+                        "induced", "ladies", "fastgcn", or a custom sampler that the daemon loaded
+    hyperbatch          batches built together, 0: as many as fit; like `plan` (except for
+                        "macrobatch"), it changes no batch
     frontier            "new" (default): a hop expands newly found nodes, as in PyG; "layer": all
                         nodes found so far, drawing again, as in DGL
     replace             draw with replacement
-    weighted            draw neighbors by the weights of the edges; one of weight 0 never is drawn.
+    weighted            draw neighbors by edge weight; an edge of weight 0 is never drawn.
                         With `replace` the draws are independent, each in proportion to the weights
     sampler             "neighbor" (default): each node draws its neighbors by itself; "labor": all
                         nodes that a hop expands prefer the same ones, so that a batch has fewer
-                        nodes.  Without `replace`, `weighted` and times of the seeds
-    layer_dependency    of "labor": the hops of a batch prefer the same nodes, too
-    batch_dependency    of "labor": so do batches, this many in a row (1)
-    cycle               epoch e has the draws of epoch e % cycle, as packed epochs serve them again
-                        (0, the default: each epoch its own)
+                        nodes.  Not with `replace`, `weighted` or times of the seeds
+    layer_dependency    with "labor": the hops of a batch prefer the same nodes, too
+    batch_dependency    with "labor": this many batches in a row (1) prefer the same nodes, too
+    cycle               epoch e repeats the draws of epoch e % cycle, so that packed epochs serve it
+                        (0, the default: each epoch has its own draws)
     subgraph            options of a plan of subgraphs, such as {"partitions": 4} of plan "cluster"
                         (docs/samplers.md)
     temporal_strategy   with times of the seeds: "uniform" (default) draws any of the edges up to
                         the time, "last" takes the latest
     strict              with times of the seeds: take only edges before the time
 
-    Plan "macrobatch", on a partitioned store, deals the partitions out each epoch,
-    `macro_partitions` at a time (0: an eighth of them), and samples within what is in memory of the
-    graph then: these partitions, the store's `hubs`, and the partitions' `halos`.  `reuse`: passes
-    over the seeds of each, 1 to 4.  "while-waiting": up to 4, and no pass begins once the next
-    macro-batch is there; the length of the dataset is the most that an epoch can have then, and
-    batches depend on timing.
+    Plan "macrobatch", on a partitioned store, groups the partitions in each epoch,
+    `macro_partitions` at a time (0: an eighth of them), and samples within the part of the graph
+    that is in memory: these partitions, the store's `hubs`, and the partitions' `halos`.  `reuse`:
+    passes over the seeds of each macro-batch, 1 to 4.  "while-waiting": up to 4, but no pass begins
+    once the next macro-batch is loaded; the length of the dataset is then the most that an epoch
+    can have, and batches depend on timing.
     """
 
     return_e_id: bool
@@ -232,11 +232,11 @@ class SeededOptions(SamplingOptions, total=False):
 class SampledDataset(SteppedDataset[B_co]):
     """Batches sampled around seeds, which are nodes here and edges in `clients.link`."""
 
-    batch_type: Callable[..., B_co]  # made of `_fields`
-    several_types = ""  # of a dataset for stores of one node type and relation: which takes others
+    batch_type: Callable[..., B_co]  # called with the result of `_fields`
+    several_types = ""  # if this takes one node type and relation: the class that takes more
 
     def _fields(self, found: dict[str, Any], attached: Attached) -> dict[str, Any]:
-        """Those of a batch of several types, of what a `BatchReader` has read."""
+        """The fields of a batch of several types, from what a `BatchReader` has read."""
         del attached
         found.pop("store_id", None)  # of plan "partitions": for `LargeDataset` alone
         return found
@@ -276,15 +276,15 @@ class NodeSampledDataset(SampledDataset[B_co]):
     ) -> None:
         """`batch_size` counts the seeds of all ranks together.
 
-        num_neighbors   fanouts from the seeds outward, -1 is all; with several relations the same
-                        for each of them, or by (source type, name, target type), for each of them:
-                        0 leaves one out at a hop
+        num_neighbors   fanouts from the seeds outward, -1 for all neighbors; with several relations
+                        one list for all, or a list for each by (source type, name, target type);
+                        0 leaves a relation out at a hop
         input_nodes     ids, a bool mask, or the name of a split ("all": every node), which is taken
                         instead of `split`
         input_type      node type of the seeds, if the store has several
-        input_time      a time of each input node, in their order: edges are sampled up to it, and
-                        each seed has a subgraph of its own, as in PyG; the store must hold times of
-                        edges
+        input_time      a time for each input node, in their order: only edges up to it are sampled,
+                        and each seed has a subgraph of its own, as in PyG; the store must hold edge
+                        times
         """
         if isinstance(input_nodes, str):
             split, input_nodes = input_nodes, None
@@ -317,13 +317,13 @@ class HeteroDataset(NodeSampledDataset[HeteroBatch]):
 def sampling_request(
     options: Mapping[str, Any], times: str, kind: type = SamplingOptions, **own: Any
 ) -> Attach:
-    """What a dataset of sampled batches asks of the daemon.
+    """Build the request of a dataset of sampled batches.
 
-    times   of the seeds: "" for none, "given" with the request, "edges": those of seed edges
-    kind    the options there are
+    times   of the seeds: "" for none, "given" with the request, "edges": the store's, of seed edges
+    kind    `TypedDict` of the known options
     own     fields that the dataset sets itself, in place of options of these names
 
-    Raises TypeError: an option that there is not; Refused: options that do not go together.
+    Raises TypeError: an unknown option; Refused: options that do not go together.
     """
     own |= {"rows": _rows_of(options), "labels": True}
     own["edge_features"] = options.get("edge_features", False) not in (False, None)
@@ -358,7 +358,7 @@ def _rows_of(options: Mapping[str, Any]) -> RowChoice | None:
 
 
 def _labor_of(options: Mapping[str, Any]) -> Labor | None:
-    """What the options say of LABOR; None: neighbors are drawn otherwise.  Raises Refused."""
+    """The options of sampler "labor"; None: another sampler was asked for.  Raises Refused."""
     sampler = options.get("sampler", "neighbor")
     if sampler not in ("neighbor", "labor"):
         raise Refused(f"sampler {sampler!r}: expected 'neighbor' or 'labor'")
@@ -380,7 +380,7 @@ def host_array(values: Any) -> NDArray[Any]:
 
 
 def seed_ids(nodes: Tensor | NDArray[Any] | Sequence[int]) -> tuple[NDArray[np.int64], int]:
-    """Ids as an int64 array of their own, and the size of the bool mask they came from, or 0."""
+    """Ids as a new int64 array, and the size of the bool mask they came from, or 0."""
     array = host_array(nodes)
     if array.ndim == 1 and not array.size:
         raise Refused("input_nodes: found none, expected at least one id")

@@ -61,7 +61,7 @@ AnyDataset = NeighborDataset | HeteroDataset | LargeDataset | SplitDataset | Hom
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds spent waiting for batches, and in all."""
+    """Seconds spent waiting for batches, and in total."""
 
     waiting_s: float = 0.0
     total_s: float = 0.0
@@ -89,7 +89,7 @@ class Classes(nn.Module):
         exchange: RowExchange | None = None,
         history: HistoricalEmbeddings | None = None,
     ) -> torch.Tensor:
-        """`exchange`: of a `SplitBatch` of several owners; `history`: of a large batch's steps."""
+        """`exchange`: for a `SplitBatch` of several owners; `history`: for large batches' steps."""
         logits: torch.Tensor
         if isinstance(batch, HeteroBatch):
             logits = self.net(batch, keys)
@@ -122,13 +122,13 @@ def seed_classes(data: SteppedDataset[Any]) -> int:
 
 
 def sum_of_losses(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cross entropy added up over the labelled rows, and how many these are; both 0-d."""
+    """Sum of the cross entropy over the labelled rows, and their number; both 0-d."""
     loss = functional.cross_entropy(logits, labels, ignore_index=UNLABELLED, reduction="sum")
     return loss, (labels != UNLABELLED).sum()
 
 
 def say(line: str) -> None:
-    """A line of what the command is to give, at once."""
+    """Print a line of the command's output, unbuffered."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -138,10 +138,10 @@ def optimize(
     update: Callable[[Any], tuple[float, int]],
     goes_on: Callable[[], bool] = lambda: True,
 ) -> tuple[float, Clock]:
-    """A step for each batch: mean loss over the labelled seeds, and where the time went.
+    """Take a step for each batch; returns the mean loss over labelled seeds, and the times.
 
-    update    takes the step: sum of the losses, and how many, on all ranks together
-    goes_on   asked after each step
+    update    takes a step; returns the sum of the losses and their number, over all ranks
+    goes_on   called after each step; False ends the loop
     """
     clock, total, seeds = Clock(), 0.0, 0
     begun = asked = time.perf_counter()
@@ -158,7 +158,7 @@ def optimize(
 
 
 class Trainer:
-    """One training run: a model, its data and where it stands."""
+    """One training run: a model, its data and its progress."""
 
     def __init__(
         self, settings: Settings, ranks: Ranks, observe: Callable[[AnyBatch], None] | None = None
@@ -195,8 +195,8 @@ class Trainer:
             assert isinstance(data, HomeDataset)
             ranks.refuse_different(f"owner map {settings.owners!r}", data.attached().owners)
             self._home = HomeTraining(home, data, self._gradients, self._optimizer, ranks)
-        self._steps = 0  # in all
-        self._due = False  # a checkpoint is to be saved
+        self._steps = 0  # taken, in all epochs
+        self._due = False  # whether a checkpoint is to be saved
         self._first_epoch = 0
         self._order: Order | None = None
         self.padding = Padding() if settings.compile or settings.cuda_graph else None
@@ -206,7 +206,7 @@ class Trainer:
         self._set_order()
 
     def open_split(self, split: str, **options: Any) -> AnyDataset:
-        """This rank's part of a split."""
+        """The dataset of this rank's part of a split."""
         settings, place = self._settings, self._place
         names = ("num_neighbors", "frontier", "batch_size", "seed", "store")
         wanted: dict[str, Any] = {name: getattr(settings, name) for name in names}
@@ -228,7 +228,7 @@ class Trainer:
         return data
 
     def _open_training(self) -> AnyDataset:
-        """This rank's part of the training split, as the plan reads it."""
+        """The dataset of this rank's part of the training split, for the plan."""
         settings = self._settings
         if settings.plan != "large":
             return self.open_split("train")
@@ -237,11 +237,11 @@ class Trainer:
         return self.open_split("train", make=LargeDataset, **large)
 
     def _make_replayed(self) -> ReplayedStep:
-        """Steps as one CUDA graph.  Raises ValueError."""
+        """Training steps that are replayed as one CUDA graph.  Raises ValueError."""
         check_recordable(self._device, self._ranks.world_size)
         for layer in self.model.modules():
             if isinstance(layer, OrderedLayer):
-                layer.kernel = "index_add"  # others have the host wait
+                layer.kernel = "index_add"  # others make the host wait
 
         def backward(batch: PaddedBatch) -> torch.Tensor:
             self._gradients.clear()
@@ -251,7 +251,7 @@ class Trainer:
         return ReplayedStep(backward, lambda: self._optimizer.step())
 
     def _open_history(self, data: AnyDataset) -> HistoricalEmbeddings:
-        """Tables for this model and store.  Raises ValueError."""
+        """Tables of historical embeddings for this model and store.  Raises ValueError."""
         settings, attached = self._settings, data.attached()
         assert attached.partitions is not None
         spec = TableSpec(
@@ -261,7 +261,7 @@ class Trainer:
         return HistoricalEmbeddings(HistoryTables(settings.history, spec, self._ranks), self._ranks)
 
     def _set_order(self) -> None:
-        """Have layers computed in the order that rank 0 measures to be the fastest, or measured."""
+        """Use the order of each layer that rank 0 measures as the fastest, or had measured."""
         data = self._data.dataset
         if self._settings.order != "measured" or not isinstance(data, LargeDataset):
             return
@@ -279,18 +279,18 @@ class Trainer:
         data.fused = self._order.fused
 
     def ahead(self, data: AnyDataset) -> Prefetcher[Any]:
-        """Its batches, on the device: the next ones are gathered while one is trained on.
+        """The dataset's batches on the device; the next ones are gathered while one is trained on.
 
-        All ranks attach before one begins: who comes later may not find a place in their stream.
+        All ranks attach before any of them begins: a later one may find no place in their stream.
         """
-        # of a large batch one more is read ahead: each takes as much memory as many batches
+        # only one large batch is read ahead: each takes as much memory as many batches
         ahead = prefetch(data, self._device, depth=1 if isinstance(data, LargeDataset) else 2)
         data.attached()
         self._ranks.barrier()
         return ahead
 
     def run(self) -> float:
-        """Train, print a line an epoch, and return the accuracy on the test split."""
+        """Train, print a line per epoch, and return the accuracy on the test split."""
         settings = self._settings
         for epoch in range(self._first_epoch, settings.epochs):
             if self._home is not None:
@@ -316,14 +316,14 @@ class Trainer:
 
     @torch.no_grad()
     def accuracy(self, split: str) -> float:
-        """Share of labelled seeds whose label is the likeliest class, over all ranks."""
+        """Share of labelled seeds whose label is the most likely class, over all ranks."""
         self.model.eval()
         right = seeds = 0
         with self.ahead(self.open_split(split)) as data:  # takes no memory while the model trains
             for batch in data:
                 label = seed_labels(batch)
                 if isinstance(batch, HomeBatch) and not label.numel():
-                    continue  # owners of split batches exchange rows, with seeds or without
+                    continue  # but owners of split batches must exchange rows, even without seeds
                 right += int((self._logits(batch).argmax(dim=1) == label).sum())
                 seeds += int((label != UNLABELLED).sum())
         total_right, total_seeds = self._ranks.total(right, seeds)
@@ -340,7 +340,7 @@ class Trainer:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether rank 0 has all that a checkpoint needs, such as the model of all of them."""
+        """Whether rank 0 has all that a checkpoint needs, such as the averaged model."""
         averaged = self._home is None or self._home.averaged
         return averaged and (self.history is None or self.history.complete)
 
@@ -353,7 +353,7 @@ class Trainer:
             say(line)
 
     def _make_net(self) -> nn.Module:
-        """A model for the classes of the store, and the features that a first batch has."""
+        """A model for the classes of the store and the features of a first batch."""
         settings = self._settings
         whole = {"rank": 0, "world_size": 1, "owners": ""}
         data = self.open_split("train", num_neighbors=(1,), shuffle=False, **whole)
@@ -361,7 +361,7 @@ class Trainer:
         batch: Any = next(iter(data))
         seed_labels(batch)
         data.close()
-        self._ranks.barrier()  # the memory of all these sessions is free before one trains
+        self._ranks.barrier()  # frees the memory of all these sessions before training begins
         layer, depth = LAYERS[settings.model], len(settings.num_neighbors)
         if isinstance(batch, HeteroBatch):
             widths = {t: batch.x[t].size(1) if t in batch.x else 0 for t in batch.n_id}
@@ -372,7 +372,7 @@ class Trainer:
         return Layered(layer, batch.x.size(1), settings.hidden, num_classes, depth)
 
     def _train_epoch(self) -> tuple[float, Clock]:
-        """What is left of an epoch: mean loss over seeds of all ranks, and where the time went."""
+        """Train the rest of an epoch; the mean loss over all ranks' seeds, and the times."""
         save_every = self._settings.save_every
         self.model.train()
 
@@ -392,7 +392,7 @@ class Trainer:
         return loss, clock
 
     def _update(self, batch: AnyBatch) -> tuple[float, int]:
-        """One step: sum of the losses over seeds of all ranks, and how many were labelled."""
+        """Take one step; returns the sum of the losses and the labelled seeds, over all ranks."""
         if self._observe is not None:
             self._observe(batch)
         if self.padding is not None and isinstance(batch, Batch):
@@ -421,7 +421,7 @@ class Trainer:
         return found
 
     def _loss_of(self, batch: AnyBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """A batch's `sum_of_losses`, and how many seeds it is over."""
+        """The `sum_of_losses` of a batch, and the number of its labelled seeds."""
         keys = None
         if self._settings.dropout == "keyed":
             ids = batch.n_id if isinstance(batch, HeteroBatch) else {"": batch.n_id}
@@ -429,7 +429,7 @@ class Trainer:
         return sum_of_losses(self._logits(batch, keys), seed_labels(batch))
 
     def _parts(self) -> dict[str, Any]:
-        """What a checkpoint has the states of, by name; it has the tables of histories, too."""
+        """The objects whose states a checkpoint holds, by name; it also holds history tables."""
         found = {
             "model": self.model, "optimizer": self._optimizer, "data": self._data,
             "padding": self.padding, "home": self._home,
@@ -437,7 +437,7 @@ class Trainer:
         return {name: part for name, part in found.items() if part is not None}
 
     def _save(self) -> None:
-        """Rank 0 writes where all of them stand; whole or not at all."""
+        """Rank 0 writes the state of all ranks, atomically."""
         path = self._settings.checkpoint
         if not path or self._ranks.rank:
             return
@@ -449,9 +449,9 @@ class Trainer:
         Path(f"{path}.new").replace(path)
 
     def _load(self, path: str) -> None:
-        """Raises StateMismatch, ValueError: of another store, model, or other parameters."""
+        """Raises StateMismatch, ValueError: the state of another store, model, or parameters."""
         try:
-            # historical embeddings may be larger than what is free: only rank 0 reads them
+            # historical embeddings may exceed free memory: only rank 0 reads the mapped ones
             state = torch.load(path, weights_only=True, mmap=self.history is not None)
             if self.history is not None:
                 if "history" not in state:
@@ -478,7 +478,7 @@ class Trainer:
 def train(
     settings: Settings, ranks: Ranks, observe: Callable[[AnyBatch], None] | None = None
 ) -> Trainer:
-    """Train to the end, or to `max_steps`; prints a line an epoch.  Returns what was trained."""
+    """Train to the end, or to `max_steps`, and print a line per epoch."""
     trainer = Trainer(settings, ranks, observe)
     trainer.run()
     return trainer

@@ -39,7 +39,7 @@ class HopSettings:
 
 
 def open_split(settings: HopSettings, split: str) -> HopDataset:
-    """The dataset of one split; only what is trained on is shuffled."""
+    """The dataset of one split; only the training split is shuffled."""
     wanted: dict[str, Any] = {
         "operators": (settings.operator,) if settings.operator else (),
         "hops": None if settings.hops < 0 else settings.hops,
@@ -56,7 +56,7 @@ def open_split(settings: HopSettings, split: str) -> HopDataset:
 
 
 def inputs(settings: HopSettings, batch: HopBatch) -> list[Tensor]:
-    """What the model takes: hop 0 alone, or all."""
+    """The model's inputs: hop 0 alone, or all hops."""
     x = [hop.float() for hop in (batch.x[:1] if settings.model in ALONE else batch.x)]
     if any(hop.dim() != 2 for hop in x):
         raise NotTrainable("rows are not vectors")
@@ -65,7 +65,7 @@ def inputs(settings: HopSettings, batch: HopBatch) -> list[Tensor]:
 
 @torch.no_grad()
 def accuracy(settings: HopSettings, model: nn.Module, data: HopDataset) -> float:
-    """Share of labelled rows whose label is the likeliest class; detaches."""
+    """Share of labelled rows whose label is the most likely class; closes the dataset."""
     model.eval()
     right = rows = 0
     for batch in data:
@@ -78,7 +78,7 @@ def accuracy(settings: HopSettings, model: nn.Module, data: HopDataset) -> float
 
 
 def look_at(settings: HopSettings) -> tuple[int, int, int]:
-    """Columns of a row and tensors of a batch, by the first one, and classes of the store."""
+    """Row width and number of tensors of a first batch, and number of classes of the store."""
     first = replace(settings, method="cr")  # any order will do
     with contextlib.closing(open_split(first, "train")) as data:
         num_classes = seed_classes(data)
@@ -90,7 +90,7 @@ def look_at(settings: HopSettings) -> tuple[int, int, int]:
 
 
 def train(settings: HopSettings) -> tuple[float, float]:
-    """Train, print a line an epoch; (best accuracy on valid, that on test at that epoch)."""
+    """Train, and print a line per epoch; (best accuracy on valid, that on test at that epoch)."""
     usable_device(settings.device)
     torch.manual_seed(settings.seed)
     width, arrays, num_classes = look_at(settings)

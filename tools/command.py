@@ -1,4 +1,4 @@
-"""The command line of a tool, made of a record of its options, and the lines that it writes."""
+"""Command lines of tools, derived from dataclasses of options, and their output lines."""
 
 import argparse
 import datetime
@@ -34,7 +34,7 @@ TALLY_S = 60.0
 
 
 def byte_size(text: str) -> str:
-    """A size such as 512M, unchanged.  Raises ValueError if it is none."""
+    """Check a size such as 512M, and return it unchanged.  Raises ValueError if it is none."""
     parse_bytes(text)
     return text
 
@@ -46,12 +46,12 @@ def parse(
     doc: str | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> T:
-    """Options given as words.  `defaults` replace those of the record.
+    """Parse command-line words.  `defaults` replace those of the dataclass.
 
     kind       a dataclass.  A field without a default is positional, a bool is a switch, a tuple
-               takes several words, a Literal its values; `Annotated[int, "help"]` says what a field
-               means.  A field annotated with a function is converted by that function.
-    prog, doc  of the command; by default the name and the docstring of the record's module
+               takes several words, a Literal its values; `Annotated[int, "help"]` gives a help
+               text.  A function in the annotation converts the word.
+    prog, doc  of the command; by default the name and the docstring of the dataclass's module
     """
     module = sys.modules[kind.__module__]
     name = module.__spec__.name if module.__spec__ else kind.__module__
@@ -91,7 +91,7 @@ def parse(
 
 
 def split_options(words: list[str]) -> tuple[list[str], list[str]]:
-    """A tool's own words, and those after `--`: they are for the command that it runs."""
+    """Split words into a tool's own, and those after `--`, for the command that it runs."""
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
 
@@ -106,7 +106,7 @@ def machine() -> str:
 
 
 def stamped(bench: str, **figures: Any) -> dict[str, Any]:
-    """A line of results, as JSON has it: what was measured, when, and on which machine."""
+    """A line of results in JSON types: figures, date and machine."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     line = {"bench": bench, "date": today, "machine": machine(), **figures}
     found: dict[str, Any] = json.loads(json.dumps(line, default=str))
@@ -138,10 +138,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def running_tally(
     figures: Callable[[], Mapping[str, Any]], out: Path | None
 ) -> Iterator[Callable[[], None]]:
-    """For long runs: a function to call often, which prints `figures` once a minute.
+    """For long runs: yields a function to call often, which prints `figures` once a minute.
 
-    A run that SIGTERM or SIGINT stops, or that fails, prints them a last time and appends them to
-    `out`; it ends with SystemExit.
+    A run that fails, or is stopped by SIGTERM or SIGINT (which then raise SystemExit), prints them
+    a last time and appends them to `out`.
     """
     due = time.monotonic() + TALLY_S
 
@@ -166,6 +166,6 @@ def running_tally(
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first row is its head."""
+    """A Markdown table; the first row is its header."""
     head, *rest = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([head, f"| {' | '.join(['---'] * len(rows[0]))} |", *rest])

@@ -1,7 +1,7 @@
-"""The whole way once, `make demo [DATA=folder]`: raw folder, store, daemon, trained model.
+"""`make demo [DATA=folder]`: from a raw folder to a store, a daemon and a trained model.
 
-A store lies in a folder that is named by what decides its bytes: the same data again uses it, and
-other data goes beside it.
+The folder of a store is named by a digest of what determines its bytes: the same data reuses it,
+and other data gets another folder.
 """
 
 import hashlib
@@ -27,13 +27,13 @@ def say(step: str) -> None:
 
 
 def run(*command: str) -> None:
-    """A command of ours, as a user would type it."""
+    """Run one of our commands, as a user would type it."""
     print("$ python -m " + " ".join(command), flush=True)
     subprocess.run([sys.executable, "-m", *command], check=True)
 
 
 def folder_of(data: Path | None) -> Path:
-    """Where the store of a raw folder lies, or that of a generated graph."""
+    """The folder of the store of a raw folder, or of a generated graph."""
     files = stats_below(data.absolute()) if data else {}
     made = [*GRAPH] if data is None else [str(data.absolute()), sorted(map(str, files.items()))]
     said = msgspec.json.encode([FORMAT_VERSION, MEM, made])
@@ -42,7 +42,7 @@ def folder_of(data: Path | None) -> Path:
 
 
 def make_store(data: Path | None) -> Path:
-    """Make the store, or use the one that is there."""
+    """Make the store, or reuse an existing one."""
     folder = folder_of(data)
     graph, store = data or folder / "graph", folder / "store"
     if store.exists():
@@ -51,7 +51,7 @@ def make_store(data: Path | None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if data is None and not graph.exists():
         say("generate a labelled power-law graph")
-        begun = folder / "graph.begun"  # of a run that was stopped
+        begun = folder / "graph.begun"  # may be left by a run that was stopped
         shutil.rmtree(begun, ignore_errors=True)
         run("preprocess", "generate", str(begun), *GRAPH)
         begun.rename(graph)

@@ -1,4 +1,4 @@
-"""What mkdocstrings does to our docstrings: two columns of parameters become a list."""
+"""A griffe extension for mkdocstrings: two-column parameters in docstrings become lists."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from tools.site import parameters_as_list
 
 
 class ParameterLists(griffe.Extension):  # type: ignore[misc]
-    """An extension of griffe, which mkdocs.yml names."""
+    """The extension that mkdocs.yml names."""
 
     def on_object(self, *, obj: Any, **_: Any) -> None:
-        """Change the docstring of what was just read."""
+        """Convert the docstring of an object that was just loaded."""
         if obj.docstring is not None:
             obj.docstring.value = parameters_as_list(obj.docstring.value)

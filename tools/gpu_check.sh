@@ -5,7 +5,7 @@
 #
 # PYTHON (python3) must have torch with CUDA and Triton, as the machine's own installation does; it is
 # never changed: what else is needed goes into a virtual environment beside the results, from
-# FOLDER with wheels where the machine reaches no registry.  To fill such a folder, elsewhere:
+# FOLDER with wheels if the machine reaches no registry.  To fill such a folder elsewhere:
 #
 #   pip download -d FOLDER --python-version 3.12 --only-binary :all: --no-deps \
 #       google-crc32c msgspec pyzmq zarr donfig numcodecs typer rich prometheus-client pyyaml \
@@ -34,7 +34,7 @@ cd "$root" || exit 1
 venv=$out/venv
 [ -x "$venv/bin/python" ] ||
     "$python" -m venv --without-pip --system-site-packages "$venv" || exit 1
-# what a virtual environment of a virtual environment would not see
+# packages that a virtual environment inside a virtual environment does not see
 "$python" -c 'import site; print("\n".join(site.getsitepackages()))' \
     >"$("$venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')/above.pth"
 install=("$python" -m pip --python "$venv/bin/python" install -q --no-deps)

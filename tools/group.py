@@ -1,4 +1,4 @@
-"""A control group with a limit of memory, for processes that must stay within it."""
+"""A control group that limits the memory of the processes in it."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ class ControlGroup:
         self._write("cgroup.procs", os.getpid())
 
     def kills(self) -> int:
-        """Processes that were killed for memory."""
+        """Number of processes in it that the OOM killer has killed."""
         name = "memory.oom_control" if self._v1 else "memory.events"
         for line in (self._folder / name).read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -33,7 +33,7 @@ class ControlGroup:
         return 0
 
     def end(self) -> None:
-        """Kill who is left: of a run that failed, or was killed in part.  Waits until all left."""
+        """Kill the processes that a failed run left behind, and wait until all have left."""
         deadline = time.monotonic() + _END_S
         while pids := (self._folder / "cgroup.procs").read_text().split():
             for pid in pids:

@@ -52,25 +52,25 @@ _PAGE = 4096
 _CALLS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate"}
 _ROOT = 0  # number of the folder itself
 Place = tuple[int, str]  # folder, name in it
-Effect = tuple[Place, int, bool]  # where, what has the name, whether it appears or goes
+Effect = tuple[Place, int, bool]  # place, file or folder with that name, appears (or goes)
 
 
 @dataclass
 class Change:
-    file: int = -1  # of a write, its content after it; of a sync
+    file: int = -1  # that is written (with `content` afterwards) or synced
     content: bytes | None = None
-    effects: list[Effect] = field(default_factory=list)  # on names; all of them or none happens
+    effects: list[Effect] = field(default_factory=list)  # on names; all of them happen, or none
 
 
 class _Look(NamedTuple):
-    """A folder at one moment; each file and folder has a number of its own."""
+    """A snapshot of a folder; each file and folder has a number of its own."""
 
     names: dict[Place, int]
     files: dict[int, bytes]
 
 
 class Recorder:
-    """Logs what changes below a folder while it is entered.  Nothing is synced really."""
+    """Context that logs all changes below a folder.  Replaces `os.fsync`: nothing is synced."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._lock = root, RLock()
@@ -92,7 +92,7 @@ class Recorder:
             self.last = look
 
     def _look(self) -> _Look:
-        while True:  # until no other thread changes names meanwhile
+        while True:  # until no other thread has changed names meanwhile
             with suppress(FileNotFoundError):
                 look, again = _Look({}, {}), _Look({}, {})
                 for each in (look, again):
@@ -140,7 +140,7 @@ def _writes(args: tuple[Any, ...]) -> bool:
 
 
 def _changes(old: _Look, new: _Look) -> Iterator[Change]:
-    """What turns one look into the next."""
+    """The changes between two snapshots."""
     for number, content in new.files.items():
         if old.files.get(number) != content:
             yield Change(number, content)
@@ -149,7 +149,7 @@ def _changes(old: _Look, new: _Look) -> Iterator[Change]:
         if (replaced := old.names.get(place)) == number:
             continue
         effects = [(place, number, True)]
-        if number in gone:  # a name that moves goes and comes at once
+        if number in gone:  # a move: the old name goes as the new one comes
             effects.append((gone.pop(number), number, False))
         if replaced is not None and gone.get(replaced) == place:
             del gone[replaced]
@@ -159,12 +159,12 @@ def _changes(old: _Look, new: _Look) -> Iterator[Change]:
 
 
 class Loss:
-    """What a disk may hold after the first `stop` entries of a log."""
+    """The possible contents of a disk after the first `stop` entries of a log."""
 
     def __init__(self, recorder: Recorder, stop: int) -> None:
         self._first = recorder.first
         self._versions = {n: [content] for n, content in self._first.files.items()}
-        self._changes: list[tuple[Change, bool]] = []  # and whether it is synced
+        self._changes: list[tuple[Change, bool]] = []  # (change, whether it is synced)
         for change in recorder.log[:stop]:
             if change.effects:
                 self._changes.append((change, False))
@@ -179,7 +179,7 @@ class Loss:
                 ]
 
     def make(self, folder: Path, share: float, draws: random.Random) -> str:
-        """Make the folder; of what is not synced a `share` is kept.  Returns a digest of it."""
+        """Make the folder with a `share` of all unsynced changes.  Returns a digest of it."""
         names = dict(self._first.names)
         for change, synced in self._changes:
             if synced or draws.random() < share:
@@ -209,7 +209,7 @@ class Loss:
 
 
 def _mixed(versions: list[bytes], share: float, draws: random.Random) -> bytes:
-    """A file whose pages, and size, are of any version since the last sync."""
+    """A file whose pages and size come from random versions since the last sync."""
     if len(versions) == 1 or share == 1:
         return versions[-1]
     if share == 0:
@@ -223,7 +223,7 @@ def _mixed(versions: list[bytes], share: float, draws: random.Random) -> bytes:
 
 
 class Command(NamedTuple):
-    """What is run: `prepare(root)` makes what is there before, `run(root)` the store named."""
+    """A command: `prepare(root)` makes what must exist before, `run(root)` makes `store`."""
 
     name: str
     prepare: Callable[[Path], None]
@@ -232,7 +232,7 @@ class Command(NamedTuple):
 
 
 def commands(source: Path) -> list[Command]:
-    """Small ones, of a source that `write_source` wrote."""
+    """Small commands on a source that `write_source` wrote."""
 
     def quiet() -> Progress:
         return Progress(StringIO())
@@ -258,7 +258,7 @@ def commands(source: Path) -> list[Command]:
 
 
 def write_source(folder: Path) -> Path:
-    """Tables whose ids are texts, so that a folder of keys lies beside the store."""
+    """Write tables with text ids, so that a folder of keys is made beside the store."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(5)
     rows = [f"n{i},{rng.random():.4f},{i % 3},{'train' if i % 2 else 'test'}" for i in range(90)]
@@ -277,7 +277,7 @@ def write_source(folder: Path) -> Path:
 
 
 def lose(command: Command, folder: Path, points: int, seed: int) -> dict[str, Any]:
-    """Check a command after so many losses.  Raises SystemExit: the first that is not survived.
+    """Check a command after `points` losses.  Raises SystemExit: one that is not survived.
 
     Losses that leave the same bytes are checked once.
     """
@@ -307,10 +307,10 @@ def lose(command: Command, folder: Path, points: int, seed: int) -> dict[str, An
 
 
 def _recorded(command: Command, root: Path, replayed: Path) -> tuple[Recorder, dict[str, str]]:
-    """The log of a command, and the digests of what it left.
+    """The log of a command, and the digests of the files that it left.
 
-    A look while another thread writes may miss something.  A log that does not replay to what the
-    command left proves nothing, so the command is recorded again.  Raises SystemExit: three times.
+    A snapshot while another thread writes may miss a change.  A log whose replay gives other files
+    proves nothing, so the command is recorded again.  Raises SystemExit: three times in vain.
     """
     other: list[str] = []
     for _ in range(3):
@@ -330,7 +330,7 @@ def _recorded(command: Command, root: Path, replayed: Path) -> tuple[Recorder, d
 
 
 def _problem(command: Command, root: Path, expected: dict[str, str], ended: bool) -> str:
-    """What is wrong with a folder after a loss, and after the command has run again; or ""."""
+    """What is wrong with a folder after a loss and a second run of the command; "": nothing."""
     store = root / command.store
     prefix = f"{command.store}/"
     wanted = {name: digest for name, digest in expected.items() if name.startswith(prefix)}
@@ -350,10 +350,10 @@ def _problem(command: Command, root: Path, expected: dict[str, str], ended: bool
                 return f"the command is refused: {error}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    left = "/.extend/"  # of a run whose arrays are named already: the next one removes it
+    left = "/.extend/"  # left by a run that had committed its arrays: the next one removes it
     found = {n: d for n, d in file_digests(root).items() if not (whole and left in n)}
     other = differences(expected, found)
-    if whole:  # and beside the store
+    if whole:  # also ignore hidden folders beside the store
         other = [n for n in other if n in expected or not n.split("/")[-2].startswith(".")]
     return f"{', '.join(other[:5])} differ after the command has run again" if other else ""
 
@@ -367,7 +367,7 @@ class LossOptions:
 
 
 def main(words: list[str]) -> list[dict[str, Any]]:
-    """A JSON line a command.  Raises SystemExit: a loss that was not survived."""
+    """Print a JSON line per command.  Raises SystemExit: a loss that was not survived."""
     given = parse(LossOptions, words)
     lines = []
     where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -61,21 +61,21 @@ from tools.group import ControlGroup, group
 from tools.tree import differences, file_digests, one_digest
 
 SLACK_BYTES = 256 << 20  # interpreter and libraries
-_DRAWS = 10  # for each kill: a moment may lie behind the end of a run
-_LOOK_S = 0.01  # between looks at memory
+_DRAWS = 10  # tries per kill, as a moment may lie after the end of a run
+_LOOK_S = 0.01  # between two samples of memory
 _MOST_WAIT_S = 2.0  # between kills of workers
 _ATTACHERS = 6  # clients at a time
 _KINDS = ("ids", "times", "mask", "edges", "fanouts", "none", "others", "large", "late")
 _PLANS = ("auto", "minibatch", "minibatch", "minibatch")  # `auto` samples before it is open
-_LATE_S = 30.0  # that a late client keeps its numbers back, unless it is refused before
+_LATE_S = 30.0  # how long a late client withholds its ids, unless it is refused before
 
 
 def run_ingest(
     limits: ControlGroup | None, look: Callable[["subprocess.Popen[str]"], object], *words: str
 ) -> dict[str, Any] | None:
-    """What an ingest in a group took; `look` is called all the time, and may kill it: then None.
+    """Measure an ingest in a group; `look` is called all the time, and may kill it: then None.
 
-    Raises SystemExit: it failed, or was killed by another.
+    Raises SystemExit: it failed, or was killed by something else.
     """
     begun, peak = time.perf_counter(), 0
     process = subprocess.Popen(
@@ -107,7 +107,7 @@ def run_ingest(
 
 
 def undisturbed(limits: ControlGroup | None, *words: str) -> dict[str, Any]:
-    """What an ingest took.  Raises SystemExit: it failed, or was killed."""
+    """Measure an ingest that nothing kills.  Raises SystemExit: it failed, or was killed."""
     found = run_ingest(limits, lambda _: None, *words)
     if found is None:
         raise SystemExit(f"ingest {' '.join(words)} was killed")
@@ -117,7 +117,7 @@ def undisturbed(limits: ControlGroup | None, *words: str) -> dict[str, Any]:
 def kill_often(
     kills: int, moments: Random, store: Path, expected: dict[str, str], whole_s: float, *words: str
 ) -> Iterator[dict[str, Any]]:
-    """Kill ingests at random moments within `whole_s`, and run them again; a line for each.
+    """Kill ingests at random moments within `whole_s`, and run them again; a line per kill.
 
     expected   digests of the store's files
 
@@ -132,13 +132,13 @@ def kill_often(
             if time.monotonic() >= end:
                 process.kill()
 
-        if run_ingest(None, look, *words):  # others will not take longer than it
+        if run_ingest(None, look, *words):  # it ended first: draw from a shorter time
             whole_s, early = after_s, early + 1
             if early == _DRAWS:
                 raise SystemExit(f"{_DRAWS} runs in a row ended before they were killed")
             continue
         number, early = number + 1, 0
-        was_there = store.exists()  # killed after the rename
+        was_there = store.exists()  # it was killed after the rename
         run = {} if was_there else undisturbed(None, *words)
         other = [f"{n} differs" for n in differences(expected, file_digests(store))]
         if not was_there:
@@ -155,7 +155,7 @@ def kill_often(
 def kill_workers(
     kills: int, moments: Random, store: Path, expected: dict[str, str], *words: str
 ) -> Iterator[dict[str, Any]]:
-    """Ingests on Ray, some processes of whose tasks are killed, until so many were; a line each.
+    """Run ingests on Ray and kill processes of their tasks, `kills` in all; a line per run.
 
     Raises SystemExit: a command failed, or a store differs.
     """
@@ -179,7 +179,7 @@ def kill_workers(
 
 
 def is_task(pid: int) -> bool:
-    """Whether a process of Ray runs a task now."""
+    """Whether a Ray process is running a task."""
     try:
         return (PROC / str(pid) / "cmdline").read_bytes().startswith(b"ray::blockstore")
     except OSError:
@@ -187,16 +187,16 @@ def is_task(pid: int) -> bool:
 
 
 class Attempt(NamedTuple):
-    """What came of one attach."""
+    """The outcome of one attach."""
 
     kind: str
-    end: str  # "served", "refused", "odd" of what no dataset does, or "failed"
+    end: str  # "served", "refused", "failed", or "odd": requests that no dataset makes
     seconds: float
-    text: str = ""  # of the refusal, or the error
+    text: str = ""  # message of the refusal or the error
 
 
 def attempt(endpoint: str, number: int, nodes: int) -> Attempt:
-    """One client, whose kind and sizes follow from `number`, of a graph of `nodes`."""
+    """Run one client, whose kind and sizes follow from `number`, on a graph of `nodes` nodes."""
     begun, random = time.monotonic(), Random(number)
     kind, count = _KINDS[number % len(_KINDS)], 1 << random.randint(10, 24)
     asked = Attach(
@@ -234,9 +234,9 @@ def _take_batch(endpoint: str, request: Attach, ids: Any) -> None:
 
 
 def _send_odd(endpoint: str, kind: str, asked: Attach, random: Random) -> None:
-    """Attaches of a client that does not keep to the protocol; it leaves without detaching."""
+    """Attach as a client that violates the protocol, and leave without detaching."""
     with _connected(endpoint) as (token, dealer):
-        if kind == "late":  # announces numbers, is asked for them, and stays without sending any
+        if kind == "late":  # announces ids, is asked for them, and stays without sending any
             ids = 1 << random.randint(0, 20)
             dealer.send(encode(structs.replace(asked, token=token, request=1, ids=ids)))
             end = time.monotonic() + _LATE_S
@@ -257,7 +257,7 @@ def _send_odd(endpoint: str, kind: str, asked: Attach, random: Random) -> None:
 
 @contextmanager
 def _connected(endpoint: str) -> Iterator[tuple[int, "zmq.Socket[bytes]"]]:
-    """A token, and a socket of its own."""
+    """A token, and a new socket."""
     with closing(Attachment(endpoint)) as attachment:
         dealer: zmq.Socket[bytes] = attachment.context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, 0)
@@ -274,7 +274,7 @@ class AttachOptions(SceneOptions):
 
 
 def attack(given: AttachOptions, made: Scene) -> tuple[list[Attempt], int]:
-    """All attempts beside a trainer, and the daemon's peak.  Raises SystemExit."""
+    """Run all attempts beside a trainer; returns them and the daemon's peak.  Raises SystemExit."""
     endpoint, pid, peak = made.daemon.endpoint, made.daemon.process.pid, 0
     nodes = open_store(made.store).manifest.num_nodes
     work = Work(endpoint, made.folder, given.batch_size, 3)
@@ -287,7 +287,7 @@ def attack(given: AttachOptions, made: Scene) -> tuple[list[Attempt], int]:
 
 
 def attach(words: Sequence[str]) -> dict[str, Any]:
-    """Serve a graph to clients that ask for too much; returns what is printed."""
+    """Serve a graph to clients that ask for too much; returns the printed line."""
     given = parse(AttachOptions, words, "tools.memory attach")
     limit = parse_bytes(given.mem) + SLACK_BYTES
     with group(limit) as limits, scene(given, limits=limits) as made:
@@ -321,7 +321,7 @@ class MemoryIngestOptions:
 
 
 def ingest(words: Sequence[str], options: Sequence[str]) -> list[dict[str, Any]]:
-    """Ingest a folder within each `--mem`; returns what is printed.  Raises SystemExit."""
+    """Ingest a folder within each `--mem`; returns the printed lines.  Raises SystemExit."""
     given = parse(MemoryIngestOptions, words, "tools.memory ingest")
     folder = given.folder or given.source.absolute().parent
     first: dict[str, str] = {}
@@ -353,7 +353,7 @@ def ingest(words: Sequence[str], options: Sequence[str]) -> list[dict[str, Any]]
 
 
 def check_run(line: dict[str, Any], other: Sequence[str]) -> None:
-    """Raises SystemExit: a run took more than its `--mem`, was killed, or made `other` files."""
+    """Raises SystemExit: a run exceeded its `--mem`, was killed, or made different files."""
     mem, peak, kills = line["mem"], line["peak_bytes"], line["kills"]
     if kills or peak > line["mem_bytes"]:
         raise SystemExit(f"--mem {mem}: {kills} kills, a peak of {peak} bytes")

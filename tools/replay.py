@@ -50,7 +50,7 @@ class TraceRecord(NamedTuple):
 
 
 def read_trace(path: Path) -> Iterator[TraceRecord]:
-    """Records in order; a last one that is cut off is left out."""
+    """Records in order; an incomplete last record is left out."""
     raw = np.fromfile(path, np.int64)
     at = 0
     while at + _HEAD <= raw.size:
@@ -63,7 +63,7 @@ def read_trace(path: Path) -> Iterator[TraceRecord]:
 
 
 def row_groups(records: Sequence[TraceRecord]) -> list[Ids]:
-    """The different rows of each group of batches, ascending, in order of the groups."""
+    """The distinct rows of each group of batches, ascending, in the order of groups."""
     found: dict[tuple[int, int], list[Ids]] = {}
     for record in records:
         if record.kind == ROWS:
@@ -72,14 +72,14 @@ def row_groups(records: Sequence[TraceRecord]) -> list[Ids]:
 
 
 def hop_blocks(records: Sequence[TraceRecord]) -> tuple[list[Ids], int]:
-    """Graph blocks of each hop by numbers of their own, all relations', and how many there are."""
+    """Graph blocks of each hop, numbered across relations, and the number of all blocks."""
     named = [r.ids + (r.number << 40) for r in records if r.kind == BLOCKS]
     names = np.unique(np.concatenate([np.empty(0, np.int64), *named]))
     return [np.searchsorted(names, ids) for ids in named], names.size
 
 
 def next_needs(groups: Sequence[Ids], num_ids: int) -> list[Ids]:
-    """For each id of each group the next group that needs it; the number of groups if none does."""
+    """For each id of each group, the next group that needs it; the number of groups if none."""
     coming = np.full(num_ids, len(groups), np.int64)
     found = []
     for time in range(len(groups) - 1, -1, -1):
@@ -91,10 +91,10 @@ def next_needs(groups: Sequence[Ids], num_ids: int) -> list[Ids]:
 def replay_rows(
     groups: Sequence[Ids], num_ids: int, room: int, policy: str, look: int = 1
 ) -> list[Ids]:
-    """The rows of each group that are absent from a cache of `room` entries when it comes.
+    """The rows of each group that are not in a cache of `room` entries when it comes.
 
-    Of rows that are equal to the policy the one with the lowest id goes.
-    Raises ValueError: a group has no room.
+    Among rows that are equal to the policy, that with the lowest id is evicted.
+    Raises ValueError: a group does not fit.
     """
     held, end = np.zeros(num_ids, np.bool_), len(groups) - 1
     coming, last, uses = (np.zeros(num_ids, np.int64) for _ in range(3))
@@ -113,7 +113,7 @@ def replay_rows(
         others = np.flatnonzero(held)
         if (surplus := others.size + group.size - room) > 0:
             seen = min(time + look, end)
-            rank = {  # the lowest goes first
+            rank = {  # the lowest is evicted first
                 "optimal": -coming[others],
                 "lru": last[others],
                 "next-use": np.where(
@@ -129,7 +129,7 @@ def replay_rows(
 
 
 def replay_blocks(hops: Sequence[Ids], num_ids: int, room: int, policy: str) -> int:
-    """How many blocks are read, with room for so many."""
+    """Number of blocks that are read, with room for `room` blocks."""
     if policy == "lru":
         return _replay_lru(hops, room)
     held, reads = np.zeros(num_ids, np.bool_), 0
@@ -163,7 +163,7 @@ def _replay_lru(hops: Sequence[Ids], room: int) -> int:
 
 
 def bytes_of_rows(store: Store, nodes: Ids) -> int:
-    """Of the pages that hold the rows of ascending store ids."""
+    """Bytes of the pages that hold the rows of `nodes`, ascending store ids."""
     total, runs = 0, np.empty((nodes.size, 5), np.int64)
     for served in served_rows(store.manifest):
         geometry = row_geometry(served.array, store.manifest.block_bytes)
@@ -186,7 +186,7 @@ class ReplayOptions:
 
 
 def main(words: list[str]) -> list[dict[str, Any]]:
-    """Replay a trace; returns the lines that are printed."""
+    """Replay a trace; returns the printed lines."""
     given = parse(ReplayOptions, words)
     store = open_store(given.store)
     records = list(read_trace(given.trace))

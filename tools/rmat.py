@@ -30,7 +30,7 @@ _A, _AB, _ABC = int(0.57 * _UNIT), int(0.76 * _UNIT), int(0.95 * _UNIT)
 
 @njit(nogil=True, cache=True)
 def draw_pairs(first, bits, num_nodes, key, id_key, src, dst):
-    """Pairs `first` and after, by scattered ids; int32 out."""
+    """Draw pairs `first`, `first + 1`, ... of scattered ids into `src` and `dst`, int32."""
     for i in range(src.size):
         attempt = 0
         while True:
@@ -46,13 +46,13 @@ def draw_pairs(first, bits, num_nodes, key, id_key, src, dst):
 
 @njit(nogil=True, cache=True)
 def label_nodes(bits, num_nodes, id_key, labels):
-    """labels[id] = the leading bits of the node that the id stands for."""
+    """labels[id] = the leading bits of the R-MAT node with this scattered id."""
     for node in range(num_nodes):
         labels[permute(node, num_nodes, id_key)] = node >> max(0, bits - _LABEL_BITS)
 
 
 def generate(folder: Path, nodes: int, pairs: int, features: int, seed: int) -> None:
-    """Write the folder; a few bytes a node and a chunk of edges in memory.
+    """Write the folder, with a few bytes per node and one chunk of edges in memory.
 
     Raises FileExistsError.
     """
@@ -88,7 +88,7 @@ def generate(folder: Path, nodes: int, pairs: int, features: int, seed: int) -> 
 
 
 def parse_count(text: str) -> int:
-    """A number, of thousands or millions where K or M follow.  Raises ValueError."""
+    """Parse a number with an optional suffix K (thousands) or M (millions).  Raises ValueError."""
     scale = {"K": 1_000, "M": 1_000_000}.get(text[-1:].upper(), 1)
     return int(text[:-1] if scale > 1 else text) * scale
 

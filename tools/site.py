@@ -1,7 +1,7 @@
-"""Build the documentation site, `make site`: warnings, such as a link to nowhere, end it.
+"""Build the documentation site (`make site`); a warning, such as a dead link, is an error.
 
 Pages lie in several folders of the tree (README.md, docs, FORMAT.md, PROTOCOL.md).  They are copied
-to one, at the same places, so that a link works on the site as it does in the tree.
+to one folder with the same layout, so that links work on the site as they do in the tree.
 """
 
 import json
@@ -21,9 +21,9 @@ PARAMETER = re.compile(r"^(\w+(?:, \w+)*) {2,}(\S.*)$")
 
 
 def parameters_as_list(text: str) -> str:
-    """A docstring whose parameters stand in two columns, as Markdown: a list item each."""
+    """Convert a docstring with parameters in two columns to Markdown, one list item for each."""
     lines: list[str] = []
-    width = 0  # of the first column; 0: no parameter goes on
+    width = 0  # of the first column; 0: no parameter to continue
     for line in text.splitlines():
         found = PARAMETER.match(line)
         if found:
@@ -43,7 +43,7 @@ def parameters_as_list(text: str) -> str:
 
 
 def copy_pages() -> None:
-    """Have the pages, and what they show, in one folder."""
+    """Copy the pages, and what they show, to one folder."""
     shutil.rmtree(SOURCE, ignore_errors=True)
     for name in PAGES:
         place = SOURCE / name
@@ -57,7 +57,7 @@ def copy_pages() -> None:
 
 
 def notebook_as_page(text: str) -> str:
-    """A notebook as Markdown: each cell of code, then what it had said."""
+    """A notebook as Markdown: each code cell is followed by its stored output."""
     parts = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])

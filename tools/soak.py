@@ -31,8 +31,8 @@ from tools.faults.runner import CONTEXT, Scene, SceneOptions, scene
 from tools.faults.trainers import Work, read_every_plan
 
 LASTING = ("trainer 0", "trainer 1")
-CLIENTS = 2  # short-lived ones at a time
-SEMAPHORE_BYTES = 64 << 10  # that multiprocessing maps, at most
+CLIENTS = 2  # short-lived clients at a time
+SEMAPHORE_BYTES = 64 << 10  # most that multiprocessing maps
 KILLED = 0.3  # share of the short-lived clients
 
 
@@ -44,7 +44,7 @@ class SoakOptions(SceneOptions):
 
 
 def look_after(made: Scene, work: Work, chance: Random) -> None:
-    """Clients come and go, and some are killed.  Raises SystemExit: a process failed."""
+    """Start and kill short-lived clients.  Raises SystemExit: a process failed."""
     for name, code in made.ended():
         if code or name in LASTING:
             raise SystemExit(f"{name} ended with {code}")
@@ -56,7 +56,7 @@ def look_after(made: Scene, work: Work, chance: Random) -> None:
 
 
 def soak(given: SoakOptions, made: Scene) -> Counter[str]:
-    """Run it to its end; the daemon's counters.  Raises SystemExit."""
+    """Run the soak to its end; returns the daemon's counters.  Raises SystemExit."""
     (made.folder / "counts").mkdir()
     work = Work(made.daemon.endpoint, made.folder / "counts", given.batch_size, given.seed)
     stop, chance = CONTEXT.Event(), Random(given.seed)
@@ -78,12 +78,12 @@ def soak(given: SoakOptions, made: Scene) -> Counter[str]:
 
 
 def find_bounds(made: Scene) -> dict[str, dict[str, float]]:
-    """The most that processes may hold at any moment of what comes and goes, by process.
+    """Upper bounds, by process, of resources whose use goes up and down.
 
-    A trainer maps one arena, from one attach to the next detach, and has touched some of its pages
-    or all of them, a huge page of 2 MiB at a time: which ones depends on the plan that it reads.
-    The daemon has the arena, and two sockets for each client that is attached to what it had before
-    the first of them; one file more while an owner map is read.
+    A trainer maps one arena from an attach to the next detach, and has touched some or all of its
+    pages, in huge pages of 2 MiB, depending on the plan that it reads.  The daemon has the arena
+    and, in addition to its descriptors before the first client, two sockets for each attached
+    client, and one file while an owner map is read.
     """
     of_daemon = made.series["daemon"]
     arena = median(sample.shared_bytes for sample in of_daemon)
@@ -96,7 +96,7 @@ def find_bounds(made: Scene) -> dict[str, dict[str, float]]:
 
 
 def main(words: Sequence[str]) -> dict[str, Any]:
-    """Run it; returns what is printed.  Raises SystemExit: something does not hold."""
+    """Run it; returns the printed line.  Raises SystemExit: a check failed."""
     given = parse(SoakOptions, words)
     with scene(given) as made:
         counters = soak(given, made)

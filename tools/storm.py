@@ -52,10 +52,10 @@ from tools.faults.trainers import (
     train,
 )
 
-MIXED = ("minibatch", *PLANS)  # jobs of a mixed storm: the first two share what is built
+MIXED = ("minibatch", *PLANS)  # jobs of a mixed storm; the first two share batches
 DAEMON_SPARED = 0.2  # share of the faults, the last ones, that leave the daemon alone
-STOPPED_S = 1.0  # at most
-PAUSE_S = 0.3  # before a killed process is started again, at most
+STOPPED_S = 1.0  # most time that a process is stopped for
+PAUSE_S = 0.3  # most time before a killed process is started again
 At = tuple[int, int]  # epoch, step
 
 
@@ -76,7 +76,7 @@ class StormOptions(SceneOptions):
     seconds: Annotated[float, "at least, after the last fault"] = 0.0
 
     def members(self, endpoints: Sequence[str]) -> tuple[Member, ...]:
-        """The trainers; they connect to these endpoints in turn."""
+        """The trainers, assigned to these endpoints in turn."""
         if self.plan == "mixed":
             found = [Member(plan) for plan in MIXED[: self.trainers]]
         else:
@@ -87,13 +87,13 @@ class StormOptions(SceneOptions):
 
 @dataclass
 class TrainerRun:
-    begin: At  # the last step consumed before
+    begin: At  # last step consumed before this run
     steps: list[tuple[int, int, str]]
-    leaked: dict[str, int] | None = None  # at its end, if it came to it
+    leaked: dict[str, int] | None = None  # still held at its end; None: not reached
 
 
 def read_run(path: Path) -> TrainerRun | None:
-    """None: it was killed before it began.  Raises SystemExit: it failed."""
+    """Parse the log of a run; None: killed before it began.  Raises SystemExit: it failed."""
     lines = path.read_text().splitlines() if path.exists() else []
     if not lines:
         return None
@@ -112,7 +112,7 @@ def read_run(path: Path) -> TrainerRun | None:
 
 
 def check_history(rank: int, runs: Sequence[TrainerRun], expected: dict[At, str]) -> None:
-    """Raises SystemExit: a step is missing, repeated, out of order or another one."""
+    """Raises SystemExit: a step is missing, repeated, out of order or has another digest."""
     order = list(expected)
     place = {at: i for i, at in enumerate(order)}
     history: list[At] = []
@@ -135,20 +135,20 @@ def check_history(rank: int, runs: Sequence[TrainerRun], expected: dict[At, str]
 
 @dataclass
 class Storm:
-    """What is to happen to the processes of a scene."""
+    """Injects faults into the processes of a scene."""
 
     scene: Scene
     job: TrainerJob
-    short_work: Work  # what short-lived clients read
+    short_work: Work  # of the short-lived clients
     chance: Random
     gap_s: float
-    starts: Counter[int] = field(default_factory=Counter)  # of each rank
+    starts: Counter[int] = field(default_factory=Counter)  # by rank
     faults: Counter[str] = field(default_factory=Counter)
     due: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
     short_lived: int = 1  # clients at a time
 
     def start(self, rank: int) -> None:
-        """A trainer goes on from its last saved state."""
+        """Start a trainer from its last saved state."""
         self.scene.spawn(f"trainer {rank}", train, self.job, rank, self.starts[rank])
         self.starts[rank] += 1
 
@@ -157,7 +157,7 @@ class Storm:
         return [int(n.removeprefix("trainer ")) for n in names if n.startswith("trainer ")]
 
     def run_until(self, end: float) -> None:
-        """Do what is due, look after those who have ended, until then."""
+        """Until then, run due actions and take care of processes that have ended."""
         while (now := time.monotonic()) < end:
             ready = [entry for entry in self.due if entry[0] <= now]
             self.due = [entry for entry in self.due if entry[0] > now]
@@ -167,10 +167,10 @@ class Storm:
             time.sleep(0.01)
 
     def look(self) -> None:
-        """Renew short-lived clients.  Raises SystemExit: a process ended that was not told to."""
+        """Replace ended short-lived clients.  Raises SystemExit: a process ended unexpectedly."""
         for name, code in self.scene.ended():
             kind, number = name.split()
-            if kind == "trainer":  # its log says of what it failed
+            if kind == "trainer":  # its log says why it failed
                 run = read_run(self.job.log(int(number), self.starts[int(number)] - 1))
                 code = code or int(run is None)
             if code:
@@ -180,11 +180,11 @@ class Storm:
             daemon.check()
 
     def later(self, most_s: float, action: Callable[[], None]) -> None:
-        """After so many seconds, at most."""
+        """Schedule an action within `most_s` seconds."""
         self.due.append((time.monotonic() + self.chance.uniform(0, most_s), action))
 
     def inject(self, spare_daemon: bool) -> None:
-        """One fault, drawn by weight; `spare_daemon`: it hits a trainer, if there is one daemon."""
+        """Cause one fault, drawn by weight; `spare_daemon`: not in the daemon, if there is one."""
         daemons, parts = self.scene.daemons, len(self.scene.daemons) > 1
         name = self.chance.choice(list(daemons))
         away = daemons[name].killed or daemons[name].told_to_end
@@ -210,12 +210,12 @@ class Storm:
         self.run_until(time.monotonic() + max(STOPPED_S, PAUSE_S) + 0.1)
 
     def runs_of(self, rank: int) -> list[TrainerRun]:
-        """In their order, those that began."""
+        """The runs of a rank that began, in order."""
         runs = [read_run(self.job.log(rank, n)) for n in range(self.starts[rank])]
         return [x for x in runs if x is not None and (x.steps or x.leaked is not None)]
 
     def finish(self) -> int:
-        """Let trainers finish; returns how many epochs there were."""
+        """Let trainers finish; returns the number of epochs."""
         self.short_lived = 0
         for name in [n for n in self.scene.processes if n.startswith(SHORT_LIVED)]:
             self.scene.kill(name)
@@ -231,31 +231,31 @@ class Storm:
 
 
 def kill_trainer(storm: Storm, name: str) -> None:
-    """It is started again a little later."""
+    """Kill a trainer, and start it again a little later."""
     storm.scene.kill(name)
     storm.later(PAUSE_S, lambda: storm.start(int(name.split()[1])))
 
 
 def stop(storm: Storm, name: str) -> None:
-    """For a while.  SIGCONT does nothing to one that was started again meanwhile."""
+    """Stop a process for a while.  SIGCONT has no effect if it was started again meanwhile."""
     storm.scene.signal(name, signal.SIGSTOP)
     storm.later(STOPPED_S, lambda: storm.scene.signal(name, signal.SIGCONT))
 
 
 def kill_daemon(storm: Storm, name: str) -> None:
-    """It is started again a little later."""
+    """Kill a daemon, and start it again a little later."""
     storm.scene.daemons[name].kill()
     storm.later(PAUSE_S, storm.scene.daemons[name].start)
 
 
 def end_daemon(storm: Storm, name: str) -> None:
-    """It is started again when it has ended."""
+    """Terminate a daemon, which is started again once it has ended."""
     storm.scene.signal(name, signal.SIGTERM)
     storm.scene.daemons[name].told_to_end = True
 
 
 class StormFault(NamedTuple):
-    """How often it happens, and what it does to the process of a name."""
+    """A kind of fault: its weight, and what it does to the named process."""
 
     weight: float
     cause: Callable[[Storm, str], None]
@@ -271,10 +271,10 @@ FAULTS = {
 
 
 def undisturbed(job: TrainerJob, daemon: DaemonProcess, epochs: int) -> list[dict[At, str]]:
-    """Per rank the sha256 of each (epoch, step), of a daemon that no fault hits.
+    """The sha256 of each (epoch, step) by rank, from a daemon without faults.
 
-    The first batch over tcp leaves descriptors with ZeroMQ's threads, so each member takes one
-    before it is noted what the daemon holds between sessions.
+    The first batch over TCP leaves descriptors with ZeroMQ's threads, so each member takes one
+    before recording what the daemon holds between sessions.
     """
     slots = HeldResources.of(daemon.status()).slots
     for number in range(len(job.members)):
@@ -295,7 +295,7 @@ def undisturbed(job: TrainerJob, daemon: DaemonProcess, epochs: int) -> list[dic
 
 
 def check(storm: Storm, expected: list[dict[At, str]]) -> dict[str, Any]:
-    """All that must hold after the storm; what was counted.  Raises SystemExit."""
+    """Check all that must hold after the storm; returns counts.  Raises SystemExit."""
     consumed = 0
     for rank, steps in enumerate(expected):
         runs = storm.runs_of(rank)
@@ -312,7 +312,7 @@ def check(storm: Storm, expected: list[dict[At, str]]) -> dict[str, Any]:
 
 
 def main(words: Sequence[str]) -> dict[str, Any]:
-    """Run it; returns what is printed.  Raises SystemExit: something does not hold."""
+    """Run it; returns the printed line.  Raises SystemExit: a check failed."""
     given = parse(StormOptions, words)
     tcp, other_tcp = (f"tcp://127.0.0.1:{free_port()}" if given.tcp else "" for _ in range(2))
     with scene(given, tcp=tcp, servers=given.servers) as made:
@@ -336,7 +336,7 @@ def main(words: Sequence[str]) -> dict[str, Any]:
             expected = undisturbed(whole, other, epochs)
         finally:
             other.kill()
-        if not given.servers:  # what it holds between sessions, after the first of them
+        if not given.servers:  # compare with what is held between sessions
             made.daemon.before = other.before
         counted = check(storm, expected)
     line = stamped(

@@ -1,4 +1,4 @@
-"""What the files of a folder hold: digests, to say that two stores are the same."""
+"""Digests of the files of a folder, to compare two stores."""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +8,7 @@ _THREADS = 4
 
 
 def file_digests(folder: Path) -> dict[str, str]:
-    """sha256 in hex of every file below a folder, by its path from there."""
+    """sha256 in hex of every file below a folder, by relative path."""
     paths = sorted(p for p in folder.rglob("*") if p.is_file())
     with ThreadPoolExecutor(_THREADS) as pool:
         found = pool.map(_digest, paths)
@@ -22,7 +22,7 @@ def one_digest(digests: dict[str, str]) -> str:
 
 
 def differences(left: dict[str, str], right: dict[str, str]) -> list[str]:
-    """Names of the files that are not in both, or differ."""
+    """Names of the files that differ, or are in only one of the two."""
     return sorted(n for n in left.keys() | right.keys() if left.get(n) != right.get(n))
 
 

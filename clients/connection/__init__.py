@@ -1,1 +1,1 @@
-"""What the daemon is asked, and where its answers lie."""
+"""Connections to daemons: endpoints, requests, sessions, positions and memory for batches."""

@@ -1,4 +1,4 @@
-"""Reusable memory for what a client yields: taken again only after its last tensor died."""
+"""Reusable memory for a client's batches: reused only after the last tensor over it died."""
 
 import contextlib
 import math
@@ -15,20 +15,20 @@ from numpy.typing import DTypeLike, NDArray
 from blockstore.store import FileRange
 from loaderd.api.contents import RowArraySpec
 
-SMALL_BYTES = 256 << 10  # below, numpy's own allocator is as fast, and nothing is held alive
+SMALL_BYTES = 256 << 10  # below, numpy's own allocator is as fast, and keeps nothing alive
 HUGE_PAGE_BYTES = 2 << 20
-KEEP_BYTES = 512 << 20  # of unused buffers
+KEEP_BYTES = 512 << 20  # unused buffers that are kept for reuse
 
 
 ReadFiles = Callable[[Sequence[FileRange], NDArray[np.uint8]], None]
 
 
 class Memory(ABC):
-    """Where a reader lays batches out, one after the other; as it is, rows are copied at once."""
+    """Memory that a reader lays batches out in, one by one; by default rows are copied at once."""
 
     def received(self, arena: NDArray[np.uint8], rows: list[tuple[RowArraySpec, int]]) -> None:
-        """A batch begins; `rows`: how many of each array, if they come all at once."""
-        del arena, rows  # nothing is set up before
+        """Called as a batch begins; `rows`: how many of each array, if all come at once."""
+        del arena, rows  # nothing to prepare
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
@@ -40,17 +40,17 @@ class Memory(ABC):
         return self.empty(shape, dtype)
 
     def gathers(self, out: NDArray[np.uint8], first: int, addresses: NDArray[np.uint64]) -> bool:
-        """Whether rows `first`, `first + 1`, ... of such an array need not be gathered here."""
+        """Whether this memory gathers rows `first`, ... of such an array itself, later."""
         del out, first, addresses
         return False
 
     def after(self, release: Callable[[], None]) -> None:
-        """Call `release` when nothing of the batch so far is in use in the arena."""
+        """Call `release` once what was read of the batch so far is no longer used in the arena."""
         release()
 
     def settle(self) -> bool:
-        """Call what `after` was given, as the daemon may have no batch before that; whether some
-        is still in use, and has to be asked for again soon."""
+        """Call releases given to `after` that are due: the daemon may need them before its next
+        batch.  Returns whether some are still in use, so that the caller has to ask again soon."""
         return False
 
     def filed(
@@ -87,7 +87,7 @@ class BufferPool(Memory):
         return array.reshape(shape)
 
     def unused_bytes(self) -> int:
-        """Bytes of buffers that wait for their next use."""
+        """Bytes of the buffers kept for reuse."""
         return sum(len(memory) for memory in self._unused)
 
     def _take(self, num_bytes: int) -> mmap.mmap:
@@ -108,7 +108,7 @@ class BufferPool(Memory):
         return memory
 
     def _give_back(self, memory: mmap.mmap) -> None:
-        # runs at any point of another call: it may append, never take out
+        # a finalizer runs in the middle of any other call: it may append, but never remove
         if self.unused_bytes() + len(memory) <= self.keep_bytes:
             self._unused.append(memory)
 

@@ -1,4 +1,4 @@
-"""Where a dataset finds its batches, an endpoint or the path of a store, and how it waits there."""
+"""Resolve a dataset's endpoint (a daemon's address or a store path) and wait for the daemon."""
 
 import os
 import time
@@ -11,11 +11,11 @@ from loaderd.api.endpoint import parse_endpoint
 from loaderd.api.errors import NoDaemon, Refused
 from loaderd.api.tcp import SCHEME, parse_tcp
 
-FIRST_S, MOST_S = 0.02, 1.0  # between two attempts: doubled from one to the next, up to
+FIRST_S, MOST_S = 0.02, 1.0  # first and longest pause between attempts; each doubles
 
 
 class Backoff:
-    """Waits between attempts until so many seconds have passed since the first of them failed."""
+    """Waits between attempts, until `seconds` have passed since the first one failed."""
 
     def __init__(
         self,
@@ -23,14 +23,14 @@ class Backoff:
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """0: not at all."""
+        """`seconds`: 0 for no wait at all."""
         self.seconds = seconds
         self._now, self._sleep = now, sleep
         self._end: float | None = None
         self._pause = FIRST_S
 
     def wait(self) -> bool:
-        """Before another attempt; False where the time is over."""
+        """Wait before another attempt; False if the time is over."""
         now = self._now()
         if self._end is None:
             self._end = now + self.seconds
@@ -43,10 +43,10 @@ class Backoff:
 
 
 def find_endpoint(given: Any, wait_s: float = 0.0) -> tuple[str, SharedDaemon | None]:
-    """The endpoint, and the daemon of this user that serves there if the path of a store is given.
+    """The endpoint, and, if the path of a store is given, this user's daemon that serves it.
 
     That daemon is shared with other processes, and ends with the last of them.  Raises Refused: the
-    text names no daemon; NoDaemon: none is on this host there, nor came within `wait_s` seconds;
+    text names no daemon; NoDaemon: none listened there on this host within `wait_s` seconds;
     NotAStore, NotServed.
     """
     backoff = Backoff(wait_s)

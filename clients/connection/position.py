@@ -1,4 +1,4 @@
-"""Where a client stands in its epochs, and what a saved position may be loaded into; pure."""
+"""A client's position in its epochs, and checks of a saved position; pure functions."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
@@ -21,7 +21,7 @@ class Position(NamedTuple):
     stride: int = 1
 
     def first_step(self, worker: int, stride: int) -> int:
-        """Where worker `worker` of `stride` goes on; its later steps are `stride` apart.
+        """The next step of worker `worker` of `stride`; its later steps are `stride` apart.
 
         A position of one worker of several says nothing of the others, so it fits that worker only.
         """
@@ -35,9 +35,9 @@ class Position(NamedTuple):
         return self.step + stride
 
     def normalized(self, num_steps: int) -> Self:
-        """The same position, an epoch's end being the next epoch's start.
+        """The same position, with an epoch's end turned into the next epoch's start.
 
-        Not so of one worker of several: the others may not be there yet.
+        A position of one worker of several is unchanged: the others may not be at the end yet.
         """
         if self.step < 0 or self.stride > 1 or self.step + 1 < num_steps:
             return self
@@ -51,7 +51,7 @@ def dump_state(resolved: Resolved, position: Position) -> dict[str, Any]:
 
 
 def parse_state(state: Mapping[str, Any]) -> tuple[Resolved, Position]:
-    """What `dump_state` made; raises StateMismatch where it is something else."""
+    """Parse the result of `dump_state`.  Raises StateMismatch: it is something else."""
     try:
         resolved = msgspec.convert(state["resolved"], Resolved)
         position = Position(*(int(state[name]) for name in Position._fields))

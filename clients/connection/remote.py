@@ -1,4 +1,4 @@
-"""Sessions with a daemon on another host: batches come in pieces, heartbeats stand for the door."""
+"""Sessions with a daemon on another host: batches come in pieces, heartbeats detect its end."""
 
 import contextlib
 import socket
@@ -39,7 +39,7 @@ WELCOME_TIMEOUT_S = 10.0
 
 
 class RemoteAttachment(Attachment):
-    """A greeting over tcp, kept up by a thread that answers heartbeats.
+    """A connection over TCP, kept alive by a thread that answers heartbeats.
 
     `door` is a socket that hangs up when the daemon is gone, as the one of a local daemon does.
     """
@@ -76,7 +76,7 @@ class RemoteAttachment(Attachment):
         self.forget()
 
     def hold(self) -> bool:
-        """Batches come as copies, which stay."""
+        """True: batches are copies, which stay valid."""
         return True
 
     def forget(self) -> None:
@@ -116,23 +116,23 @@ class RemoteSession(Session):
 
     attachment_type = RemoteAttachment
     _monitor: "zmq.Socket[bytes] | None" = None
-    _num_taken = 0  # bytes of the run
+    _num_taken = 0  # bytes received in this run
 
     def start(self, epoch: int, step: int, stride: int = 1) -> int:
-        """Ask for steps `step`, `step + stride`, ... of `epoch`; ends what was asked for before."""
+        """Ask for steps `step`, `step + stride`, ... of `epoch`; ends the previous run."""
         self._landed.clear()
         self._num_taken = 0
         return super().start(epoch, step, stride)
 
     def release(self, step: int, group: int) -> None:
-        """Nothing: the daemon has it back when it has been sent."""
+        """Do nothing: the daemon releases a row group once it is sent."""
 
     def views(self, blob: Blob, array: BlobArray) -> Iterator[tuple[int, NDArray[Any]]]:
         """An array of the newest message as (first item, view), as its pieces come.
 
-        Arrays of rows are for one look, in order: pieces before are dropped.
+        Arrays of rows can be read once, in order: pieces are dropped after use.
         """
-        del blob  # names slots of an arena, which is not here
+        del blob  # its slots are in an arena that is not mapped here
         kind = np.dtype(array.dtype)
         begin, end = array.offset, array.offset + array.length * kind.itemsize
         passing = array.name.startswith("rows:")
@@ -161,7 +161,7 @@ class RemoteSession(Session):
                     raise BadMessage(f"a message came before byte {at} of the one before it")
 
     def _next(self) -> DaemonMessage:
-        """The next message but heartbeats; what a piece brings has landed then."""
+        """The next message except heartbeats; the bytes of a `Piece` are stored on the way."""
         while True:
             message = super()._next()
             match message:
@@ -178,7 +178,7 @@ class RemoteSession(Session):
     def _land(self, piece: Piece) -> None:
         if not self._socket.getsockopt(zmq.RCVMORE):
             raise BadMessage("a piece without its bytes")
-        # in the memory that libzmq read it into
+        # a view of the memory that libzmq read into
         frame: Any = self._socket.recv(zmq.NOBLOCK, copy=False)
         data = np.frombuffer(frame.buffer, np.uint8)
         self._landed.append((piece.offset, data))
@@ -206,6 +206,6 @@ def open_session(
     ids: NDArray[np.int64] | None = None,
     expected: Resolved | None = None,
 ) -> Session:
-    """A session with the daemon at an endpoint, on this host or another; errors as `Session`."""
+    """Open a session with the daemon at an endpoint, on any host; raises what `Session` raises."""
     make: Callable[..., Session] = RemoteSession if endpoint.startswith(SCHEME) else Session
     return make(endpoint, request, ids, expected)

@@ -1,4 +1,4 @@
-"""What a script asks for, checked where it does so: no value of another kind gets to a daemon."""
+"""Checks of a script's options when they are given: a daemon gets no value of a wrong type."""
 
 import operator
 from collections.abc import Iterable, Mapping
@@ -11,11 +11,11 @@ from loaderd.api.protocol import Attach
 
 MAX_EPOCH = 2**63 - 1
 _FIELDS = msgspec.structs.fields(Attach)
-_CALLED = {"seed_type": "input_type"}  # fields that datasets call something else
+_CALLED = {"seed_type": "input_type"}  # fields that have another name in datasets
 
 
 def checked_request(request: Attach) -> Attach:
-    """The same, with NumPy's integers made plain.  Raises Refused: a field has another type."""
+    """The request with NumPy integers as plain ones.  Raises Refused: a field of a wrong type."""
     plain: dict[str, Any] = {}
     for field in _FIELDS:
         value = getattr(request, field.name)
@@ -63,8 +63,8 @@ def relation_name(relation: Any) -> str:
 
 
 def fanout_fields(num_neighbors: Any) -> dict[str, Any]:
-    """Fields of `Attach`, of a list or of one for each relation; what the store does not have is
-    the daemon's to refuse."""
+    """Fields of `Attach` for a list of fanouts, or one for each relation; the daemon refuses
+    relations that its store does not have."""
     if not isinstance(num_neighbors, Mapping):
         return {"num_neighbors": fanouts_of_hops(num_neighbors)}
     items = num_neighbors.items()

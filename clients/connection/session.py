@@ -1,4 +1,4 @@
-"""Sessions with a daemon: the one module of the clients that imports pyzmq."""
+"""Sessions with a daemon on this host: its arena is mapped, messages go over pyzmq."""
 
 import contextlib
 import fcntl
@@ -49,20 +49,20 @@ from loaderd.plans.chunks import METHOD_OF
 
 WELCOME_TIMEOUT_S = 30.0  # a daemon that listens answers from its event loop
 WELCOME_BYTES = 1 << 16
-LINGER_MS = 200  # for the last Detach
+LINGER_MS = 200  # to send the last Detach
 MessageT = TypeVar("MessageT", BatchReady, ChunkReady, RowGroup)
 _WORD_BYTES = 8
-INTACT: NDArray[np.uint64] = np.ones(1, np.uint64)  # where there is no arena
-LOOK_MS = 100  # how long it takes to see that a wait is to end
-SOON_MS = 1  # while a device still reads what may have to be released first
+INTACT: NDArray[np.uint64] = np.ones(1, np.uint64)  # stamp if there is no arena
+LOOK_MS = 100  # how often a wait looks whether it was halted
+SOON_MS = 1  # the same while a device still reads what the daemon may need back
 
 
 class Attachment:
-    """The arena of one daemon, mapped read-only, and the connection by which it is lent."""
+    """The arena of one daemon, mapped read-only, and the connection that keeps it leased."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = self.address = endpoint
-        self.options: list[tuple[int, int | bytes]] = []  # of sockets that connect to `address`
+        self.options: list[tuple[int, int | bytes]] = []  # for sockets that connect to `address`
         self.users = 0
         self.door = connect(parse_endpoint(endpoint), waits=True)
         try:
@@ -84,7 +84,7 @@ class Attachment:
         self.context = zmq.Context()
 
     def lost(self) -> bool:
-        """Whether the daemon has gone: nothing but its hang-up ever comes through the door."""
+        """Whether the daemon has gone: its hang-up is the only event that `door` ever reports."""
         poller = zmq.Poller()
         poller.register(self.door, zmq.POLLIN | zmq.POLLERR)
         return bool(poller.poll(0))
@@ -117,7 +117,7 @@ class Attachment:
 
 
 def _receive_welcome(door: socket.socket, endpoint: str) -> tuple[Welcome, int]:
-    """The daemon's greeting and the arena's descriptor, which is the caller's to close."""
+    """The daemon's greeting and the arena's descriptor, which the caller closes."""
     door.settimeout(WELCOME_TIMEOUT_S)
     try:
         frame, fds, _, _ = socket.recv_fds(door, WELCOME_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
@@ -127,7 +127,7 @@ def _receive_welcome(door: socket.socket, endpoint: str) -> tuple[Welcome, int]:
         if not frame:
             raise NoDaemon(f"{endpoint}: the daemon closed the connection")
         message = welcome_of(frame, endpoint)
-        if not fds:  # the kernel keeps what there is no room for
+        if not fds:  # the kernel drops descriptors beyond the limit
             raise Refused(
                 f"{endpoint}: the arena's descriptor did not come through: this process has too "
                 "many files open; close some, or raise the limit (ulimit -n)"
@@ -150,7 +150,7 @@ def welcome_of(frame: bytes, endpoint: str) -> Welcome:
 
 
 def error_of(reply: ErrorReply) -> DaemonError:
-    """The exception that a daemon reports: of the class it names, where this side knows it."""
+    """The exception that a daemon reports, of the class it names if this side knows that class."""
     named = getattr(errors, reply.error, None)
     if isinstance(named, type) and issubclass(named, DaemonError):
         return named(reply.message)
@@ -159,9 +159,9 @@ def error_of(reply: ErrorReply) -> DaemonError:
 
 @dataclass
 class _Registry:
-    """What this process holds open."""
+    """The attachments and sessions that this process has open."""
 
-    lock: threading.RLock = field(default_factory=threading.RLock)  # finalizers close sessions
+    lock: threading.RLock = field(default_factory=threading.RLock)  # finalizers close sessions, too
     attachments: dict[str, Attachment] = field(default_factory=dict)
     sessions: "weakref.WeakSet[Session]" = field(default_factory=weakref.WeakSet)
     inherited: list["Session"] = field(default_factory=list)  # pyzmq must not finalize them
@@ -182,7 +182,7 @@ def check_stores(endpoint: str, stores: dict[str, str], name: str, expected: Res
 
 
 def _acquire(endpoint: str, make: Callable[[str], Attachment]) -> Attachment:
-    """The process's one attachment to `endpoint`, made where there is none that lives."""
+    """The process's one attachment to `endpoint`; made if there is none, or its daemon is gone."""
     with _registry.lock:
         found = _registry.attachments.get(endpoint)
         if found is None or found.lost():
@@ -192,7 +192,7 @@ def _acquire(endpoint: str, make: Callable[[str], Attachment]) -> Attachment:
 
 
 def _release(attachment: Attachment) -> None:
-    """Give up one use; the last one closes."""
+    """End one use of an attachment; the last one closes it."""
     with _registry.lock:
         attachment.users -= 1
         if attachment.users:
@@ -203,9 +203,9 @@ def _release(attachment: Attachment) -> None:
 
 
 def _drop_inherited() -> None:
-    """In a forked child: let go of the parent's doors and arenas, and say nothing to the daemon.
+    """In a forked child: drop the parent's connections and arenas without telling the daemon.
 
-    A child that kept its copy of a door open would hide the parent's death.
+    A child that kept its copy of a connection open would hide the parent's death.
     """
     _registry.lock = threading.RLock()
     for session in _registry.sessions:
@@ -233,7 +233,7 @@ def load_kernels() -> None:
 def views(
     arena: NDArray[np.uint8], slot_bytes: int, blob: Blob, array: BlobArray
 ) -> Iterator[tuple[int, NDArray[Any]]]:
-    """An array of a blob as (first item, view of the arena) pieces, cut where its slots are apart.
+    """An array of a blob as (first item, view of the arena) pieces, one per run of adjacent slots.
 
     Items never straddle slots: offsets are multiples of 64, slots of 4096.
     """
@@ -252,7 +252,7 @@ def views(
 
 
 class StepsLeftOut(Exception):
-    """The daemon leaves out steps, up to one that it serves again."""
+    """The daemon skips steps; `to` is the next one that it serves."""
 
     def __init__(self, to: int) -> None:
         super().__init__(f"steps before {to} are left out")
@@ -264,7 +264,7 @@ class Halted(Exception):
 
 
 class Session:
-    """One dataset's conversation with the daemon; of one process, and one thread at a time."""
+    """One dataset's conversation with the daemon, used by one process, one thread at a time."""
 
     attachment_type: Callable[[str], Attachment] = Attachment
 
@@ -275,7 +275,7 @@ class Session:
         ids: NDArray[np.int64] | None = None,
         expected: Resolved | None = None,
     ) -> None:
-        """Attach with `request` (its token is filled in here), `ids` where its split is empty.
+        """Attach with `request` (its token is filled in here), and `ids` if its split is empty.
 
         expected   what the request was resolved to before
 
@@ -285,11 +285,11 @@ class Session:
         self.run = 0
         self.lost = False
         self._halted = False
-        # called each time that there is no message; whether it is to be called again soon
+        # called whenever there is no message; returns whether to call it again soon
         self.before_waiting: Callable[[], bool] = lambda: False
         self._requests = itertools.count(1)
         self._pending: dict[tuple[int, int], BatchReady | ChunkReady | RowGroup] = {}
-        self._skips: dict[int, int] = {}  # steps that are left out: the next one that is served
+        self._skips: dict[int, int] = {}  # by skipped step: the next one that is served
         self.attachment = _acquire(endpoint, self.attachment_type)
         self._socket: zmq.Socket[bytes] = self.attachment.context.socket(zmq.DEALER)
         self._closed = False
@@ -302,7 +302,7 @@ class Session:
             if expected is not None:
                 check_resolved(expected, self.attached.resolved)
         except BaseException as error:
-            # what another daemon says of the first one's token is no refusal
+            # another daemon refuses the token of the first one: that means the first one is gone
             gone = isinstance(error, Refused) and self.attachment.lost()
             self.close()
             if gone:
@@ -330,7 +330,7 @@ class Session:
         numbers = np.empty(0, "<i8") if ids is None else np.ascontiguousarray(ids, "<i8").ravel()
         token = self.attachment.token
         self._send(msgspec.structs.replace(request, token=token, request=number, ids=numbers.size))
-        if request.plan not in METHOD_OF:  # which copy nothing by addresses
+        if request.plan not in METHOD_OF:  # those plans copy nothing by address
             load_kernels()
         while True:
             match self._next():
@@ -343,7 +343,7 @@ class Session:
                     raise error_of(reply)
 
     def start(self, epoch: int, step: int, stride: int = 1) -> int:
-        """Ask for steps `step`, `step + stride`, ... of `epoch`; ends what was asked for before."""
+        """Ask for steps `step`, `step + stride`, ... of `epoch`; ends the previous run."""
         self.run += 1
         self._halted = False
         self._pending.clear()
@@ -353,7 +353,7 @@ class Session:
         return self.run
 
     def receive(self, kind: type[MessageT], step: int, group: int = 0) -> MessageT:
-        """A batch, its first row group in it, or a further row group of it; waits for it."""
+        """Wait for a batch, with its first row group (`group` 0), or for a further row group."""
         while (found := self._pending.pop((step, group), None)) is None:
             if step in self._skips:
                 raise StepsLeftOut(self._skips.pop(step))
@@ -381,13 +381,13 @@ class Session:
     def check_intact(self) -> None:
         """After the arena was read: raise SessionLost if the daemon died and it was emptied.
 
-        Its stamp is zeroed before the first page is, so what was read before was whole.
+        The stamp is zeroed before the first page, so what was read before this check was intact.
         """
         if not self.attachment.stamp[0]:
             raise self._went_away()
 
     def hold(self) -> None:
-        """For who reads the arena after `check_intact` was asked: keep it as it is from now on.
+        """Keep the arena as it is from now on, for reads that go on after `check_intact`.
 
         Raises SessionLost: the daemon died, and it is being emptied.
         """
@@ -426,7 +426,7 @@ class Session:
         return error
 
     def _next(self) -> DaemonMessage:
-        """The next message; what came before a hang-up is still handed out."""
+        """The next message; messages that came before a hang-up are still returned."""
         gone = False
         while True:
             try:

@@ -1,1 +1,1 @@
-"""Batches on a device: packed, copied or gathered there, while the trainer works."""
+"""Moves batches to a device by copies or gathers while the trainer works."""

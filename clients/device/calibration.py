@@ -1,4 +1,4 @@
-"""The choice among ways of bringing rows to a device, by what each is measured to take; pure."""
+"""Choose how rows get to a device by measuring each way; does no I/O itself."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,28 +6,28 @@ from typing import NamedTuple
 
 STAGING, DIRECT, CACHED = "staging", "direct", "cached"
 MODES = (STAGING, DIRECT, CACHED)
-WARM, TRIALS = 3, 6  # batches of each way: not counted, as kernels are built, then counted
+WARM, TRIALS = 3, 6  # batches per mode: WARM unmeasured, as kernels compile, then TRIALS measured
 
 
 class Choice(NamedTuple):
-    """How rows come to the device, and why."""
+    """How rows get to the device, and why."""
 
     mode: str
     reason: str
-    ns_per_row: dict[str, float]  # measured: by mode
+    ns_per_row: dict[str, float]  # measured, by mode
     cached_rows: int = 0
     cached_bytes: int = 0
 
 
 class Calibration:
-    """Says how each batch is to be brought, until all ways are measured; then the fastest.
+    """Gives each batch a mode until all modes are measured; then chooses the fastest.
 
-    Host and device work side by side, so a batch costs what the slower of the two takes.  Of equals
-    the earlier in `candidates` is taken: the one that needs less.
+    Host and device work at the same time, so a batch costs the time of the slower one.  Among
+    equals the earlier in `candidates` is chosen: the one that needs less.
     """
 
     def __init__(self, candidates: Sequence[str], reason: str) -> None:
-        """`reason`: why there is no more than one."""
+        """`reason`: of the choice, if there is only one candidate."""
         self._left = list(candidates)
         self._costs: dict[str, list[float]] = {mode: [] for mode in candidates}
         self._seen = 0
@@ -40,7 +40,7 @@ class Calibration:
         return self.choice.mode if self.choice is not None else self._left[0]
 
     def note(self, host_s: float, device_s: float, num_rows: int) -> None:
-        """What a batch took that was brought by `mode`, its caches being what they will be."""
+        """Record the times of a batch in `mode`, once its caches are in their final state."""
         if self.choice is not None or not num_rows:
             return
         self._seen += 1
@@ -56,5 +56,5 @@ class Calibration:
             self.choice = Choice(best, "the fastest, measured", medians)
 
     def decline(self, reason: str) -> None:
-        """The device gathers no rows after all: staging takes its place."""
+        """Choose staging, as the device cannot gather rows after all."""
         self.choice = Choice(STAGING, reason, {})

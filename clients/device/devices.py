@@ -1,4 +1,4 @@
-"""What a batch is brought to: a GPU, or host memory that stands in for one."""
+"""Devices that batches are moved to: a GPU, or host memory in the place of one."""
 
 import contextlib
 import logging
@@ -23,7 +23,7 @@ from clients.records import copy_to_gpu
 
 _log = logging.getLogger(__name__)
 kernels: Any
-cuda: Any = torch.cuda  # whose classes are not typed
+cuda: Any = torch.cuda  # its classes are not typed
 try:
     from clients.device import kernels
 except ImportError:  # no Triton here
@@ -34,30 +34,30 @@ BY_HOST = "host, checksums verified"
 
 
 class Mark:
-    """A point in what a device does, in order.  On the host all is done when it is asked for."""
+    """A point in the order of a device's work.  On the host, work is done as it is submitted."""
 
     def __init__(self) -> None:
         self._at = time.perf_counter()
 
     def wait(self) -> None:
-        """Until the device is there."""
+        """Wait until the device has reached this point."""
 
     def passed(self) -> bool:
-        """Whether the device is there; waits for nothing."""
+        """Whether the device has reached this point; does not wait."""
         return True
 
     def since(self, earlier: Any) -> float:
-        """Seconds from an earlier mark; the device is past both."""
+        """Seconds since an earlier mark; the device must have reached both."""
         return float(self._at - earlier._at)
 
 
 class Device:
-    """Copies and gathers in an order of its own, beside what the trainer has it do.
+    """Copies and gathers in a stream of its own, concurrently with the trainer's work.
 
-    This one is host memory in the place of a device: the same batches, by the same steps.
-    Belongs to the thread that reads ahead, but for `adopt`, which is the trainer's.
+    This class is host memory in the place of a device: the same batches, by the same steps.
+    Only the thread that reads ahead uses it, except for `adopt`, which the trainer calls.
 
-    files_by   who brings what lies in files; BY_HOST: it is read to `host` memory, and copied
+    files_by   what reads arrays in files; BY_HOST: they are read to `host` memory, then copied
     """
 
     def __init__(self, free_bytes: int = 256 << 20, files_by: str = BY_HOST) -> None:
@@ -70,21 +70,21 @@ class Device:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def copy(self, source: Tensor) -> Tensor:
-        """Begin to copy host memory, which holds until the device is past the next mark."""
+        """Begin to copy host memory, which must stay until the device has reached the next mark."""
         return source.clone()
 
     def order(self) -> contextlib.AbstractContextManager[Any]:
-        """What torch does inside is done in this order too."""
+        """A context in which torch's operations join this stream."""
         return contextlib.nullcontext()
 
     def mark(self) -> Mark:
-        """After all that was asked for so far."""
+        """A mark after all work submitted so far."""
         return Mark()
 
     def lend(self, arena: NDArray[np.uint8], gather: bool = True) -> str:
-        """Let `gather` read an arena, and copies be fast, and give the last arena back.
+        """Register an arena for `gather` and fast copies, in place of the last one.
 
-        Returns "", or why it cannot; without `gather` it is for copies only.
+        Returns "", or why this failed; `gather` False: for copies only.
         """
         del gather
         self._arena = arena
@@ -93,7 +93,7 @@ class Device:
     def gather(
         self, addresses: Tensor, out: Tensor, slots: Tensor | None, cache: Tensor | None
     ) -> None:
-        """As `clients.device.kernels.gather_on_device`, out of the arena that was lent."""
+        """As `clients.device.kernels.gather_on_device`, from the registered arena."""
         assert self._arena is not None
         wanted = addresses.numpy().view(np.uint64)
         hits = None
@@ -106,7 +106,7 @@ class Device:
             out[hits] = cache[slots[hits]]
 
     def fetch(self, ranges: Sequence[FileRange], out: Tensor) -> None:
-        """Bring ranges of files, one after the other, to uint8 (bytes,) of the device, at once.
+        """Read ranges of files, one after the other, to uint8 (bytes,) of the device, and wait.
 
         Raises CorruptBlock, OSError.
         """
@@ -121,26 +121,26 @@ class Device:
             at += piece.num_bytes
 
     def adopt(self, tensors: Sequence[Tensor], mark: Mark) -> None:
-        """Have what the trainer asks for from now on come after `mark`."""
+        """Make the trainer's work from now on wait for `mark`, as it uses `tensors`."""
 
     def free_bytes(self) -> int:
-        """Of the device's memory."""
+        """Free bytes of the device's memory."""
         return self._free_bytes
 
     def close(self) -> None:
-        """Wait for what is under way, and give the arena back."""
+        """Wait for submitted work, and unregister the arena."""
         self._arena = None
 
 
 class CudaMark(Mark):
-    """An event on a stream."""
+    """A CUDA event on a stream."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.event = cuda.Event(enable_timing=True, blocking=True)
         self.event.record(stream)
 
     def wait(self) -> None:
-        """Sleeps, it does not spin."""
+        """Wait by sleeping, not spinning."""
         self.event.synchronize()
 
     def passed(self) -> bool:
@@ -191,7 +191,7 @@ class CudaDevice(Device):
         except CannotRegister as error:
             return str(error)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that it is not writable
+            warnings.simplefilter("ignore", UserWarning)  # the arena is read-only
             self._lent_arena = torch.from_numpy(arena)
         return ""
 
@@ -208,11 +208,11 @@ class CudaDevice(Device):
             self._files.read(ranges, out)
 
     def adopt(self, tensors: Sequence[Tensor], mark: Mark) -> None:
-        """The trainer's stream waits, the host does not."""
+        """As in `Device`: the trainer's stream waits, the host does not."""
         assert isinstance(mark, CudaMark)
         current = torch.cuda.current_stream(self.device)
         current.wait_event(mark.event)
-        for tensor in tensors:  # its memory is not used again before this stream is done with it
+        for tensor in tensors:  # torch reuses its memory only after this stream is done with it
             tensor.record_stream(current)
 
     def free_bytes(self) -> int:
@@ -229,7 +229,7 @@ class CudaDevice(Device):
 
 
 def open_device(device: torch.device) -> Device:
-    """Raises ValueError: there is no such device here."""
+    """A `Device` for a torch device.  Raises ValueError: there is no such device here."""
     if device.type == "cpu":
         return Device()
     if device.type != "cuda":

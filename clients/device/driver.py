@@ -1,7 +1,7 @@
-"""CUDA's driver, as far as torch has no way: memory of others, registered for reading.
+"""Register memory of other processes for reading by the GPU, which torch does not offer.
 
-The driver's own functions are called, not those of the runtime, because a runtime call that fails
-leaves an error behind that torch would report at its next kernel.
+Calls the CUDA driver, not the runtime: a failed runtime call leaves an error behind that torch
+would report at its next kernel.
 """
 
 import ctypes
@@ -22,14 +22,14 @@ class CannotRegister(RuntimeError):
 
 
 class RegisteredMemory:
-    """Memory of this process that devices may read, until this object is let go of."""
+    """Mapped memory that devices may read for the lifetime of this object."""
 
     def __init__(self, memory: NDArray[np.uint8], device: torch.device) -> None:
         """`memory` may be mapped read-only.  Raises CannotRegister."""
         self.memory = memory
         driver = _load()
         with torch.cuda.device(device):
-            torch.cuda.synchronize()  # makes the device's context this thread's
+            torch.cuda.synchronize()  # makes the device's context current in this thread
             number, supported = ctypes.c_int(), ctypes.c_int()
             ordinal = torch.cuda.current_device()
             _check(driver, driver.cuDeviceGet(ctypes.byref(number), ordinal), "cuDeviceGet")
@@ -56,7 +56,7 @@ _registered: "weakref.WeakValueDictionary[tuple[int, int], RegisteredMemory]" = 
 
 
 def registered(memory: NDArray[np.uint8], device: torch.device) -> RegisteredMemory:
-    """The registration of `memory`: the one that there is, as the driver takes memory once only.
+    """The registration of `memory`, shared by all uses: the driver accepts it only once.
 
     Raises CannotRegister.
     """

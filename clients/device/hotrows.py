@@ -1,19 +1,19 @@
-"""The rows that batches want most, kept on a device: which they are, and who has which."""
+"""A cache on a device of the rows that batches use most."""
 
 import torch
 from torch import Tensor
 
 
 class HotRows:
-    """Rows of the nodes that batches want most, on a device.
+    """Rows of the nodes that batches use most, on a device.
 
-    Nodes are counted until the hottest are chosen; then each row is taken from the first batch that
-    brings it, until no more are.
+    Nodes are counted until the hottest are chosen; then each row is copied from the first batch
+    that has it, until `settle` is called.
     """
 
     def __init__(self, device: torch.device, row_bytes: int) -> None:
-        self.num_counted = self.num_batches = 0  # batches that were counted, and learned from
-        self.settled = False  # no more rows are taken
+        self.num_counted = self.num_batches = 0  # batches passed to `count` and `learn`
+        self.settled = False  # whether no more rows are added
         self._ids = torch.empty(0, dtype=torch.int64, device=device)  # ascending
         self._counts = torch.empty_like(self._ids)
         self._rows = torch.empty((0, row_bytes), dtype=torch.uint8, device=device)
@@ -21,7 +21,7 @@ class HotRows:
 
     @property
     def num_rows(self) -> int:
-        """Rows, those that are still to come included."""
+        """Number of rows, including chosen ones that are not there yet."""
         return self._rows.size(0)
 
     @property
@@ -37,8 +37,8 @@ class HotRows:
         self._counts = torch.zeros_like(self._ids).index_add_(0, inverse, counts)
 
     def choose(self, num_bytes: int) -> None:
-        """Have rows of so many bytes, at most: of nodes wanted more than once; of equals the least
-        ids."""
+        """Choose the most used nodes, for rows of at most `num_bytes` in all; only nodes that were
+        counted more than once, and among equals the smallest ids."""
         most = num_bytes // self._rows.size(1)
         order = torch.argsort(self._counts, descending=True, stable=True)[:most]
         self._ids = torch.sort(self._ids[order[self._counts[order] > 1]]).values
@@ -46,9 +46,9 @@ class HotRows:
         self._there = torch.zeros_like(self._ids, dtype=torch.bool)
 
     def look_up(self, n_id: Tensor) -> tuple[Tensor, Tensor]:
-        """Which nodes of a batch, int64 (nodes,), have their row here.  Waits for no device.
+        """Find cached rows of a batch's nodes, int64 (nodes,).  Waits for no device.
 
-        Returns int64 (nodes,), the row of each or -1, and the rows, uint8 (cached, row_bytes).
+        Returns int64 (nodes,), the row of each here or -1, and the rows, uint8 (cached, row_bytes).
         """
         if not self._ids.numel():
             return torch.full_like(n_id, -1), self._rows
@@ -57,7 +57,7 @@ class HotRows:
         return torch.where(here, at, -1), self._rows
 
     def learn(self, n_id: Tensor, rows: Tensor) -> float:
-        """Take the rows that are wanted here and not there yet; the share that is there then.
+        """Copy chosen rows that are not there yet; returns the share that is there afterwards.
 
         rows   uint8 (nodes, row_bytes)
         """
@@ -71,11 +71,11 @@ class HotRows:
         return float(self._there.float().mean())
 
     def settle(self) -> None:
-        """Give up the rows that never came."""
+        """Drop chosen rows that never came, and add no more."""
         self.settled = True
         self._ids, self._rows = self._ids[self._there], self._rows[self._there]
         self._there = self._there[self._there]
 
     def _places(self, n_id: Tensor) -> Tensor:
-        """Where each node is, if it is here; there is one at least."""
+        """Row of each node, if it is chosen at all; at least one node must be chosen."""
         return torch.searchsorted(self._ids, n_id).clamp_(max=self._ids.numel() - 1)

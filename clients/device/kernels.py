@@ -1,4 +1,4 @@
-"""The gather that a GPU does itself, out of host memory and a cache of its own: Triton."""
+"""Triton kernel: a GPU gathers rows from host memory and from a cache in its own memory."""
 
 import torch
 import triton
@@ -9,8 +9,8 @@ TILE = tl.constexpr(1024)  # words that a program moves at a time
 # On an H100 16 programs read host memory at 0.94 of the rate of any number of them.  A training
 # step beside them takes 8.0 ms, and 10.8 ms beside as many as there are blocks of rows.
 MOST_PROGRAMS = 16
-MOST_PROGRAMS_CACHED = 64  # of a gather that finds most rows in the device's own memory
-MOST_WORDS = 128  # of a row, of these
+MOST_PROGRAMS_CACHED = 64  # if most rows are found in the device's own memory
+MOST_WORDS = 128  # of one row, per tile
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
@@ -22,7 +22,7 @@ def _gather(
 ):  # fmt: skip
     """Program p of P: blocks p, p + P, ... of ROWS rows of `out`, COLUMNS words at a time.
 
-    arena      words, in host memory      read where the row is not in the cache
+    arena      words, in host memory      read if the row is not in the cache
     addresses  int64 (num_rows,)          byte offsets in the arena; negative: a row of zeros
     slots      int64 (num_rows,)          row in the cache; -1: not there
     cache      words (cached, ROW_WORDS)
@@ -62,7 +62,7 @@ def _gather(
 def gather_on_device(
     arena: Tensor, addresses: Tensor, out: Tensor, slots: Tensor | None, cache: Tensor | None
 ) -> None:
-    """Row i of `out` = row slots[i] of `cache`, or where that is negative, bytes of the arena.
+    """Row i of `out` = row slots[i] of `cache`, or, if that is negative, bytes of the arena.
 
     arena      uint8 (bytes,)                in host memory that is registered with the device
     addresses  int64 (rows,)                 byte offsets, multiples of the widest word in a row

@@ -1,9 +1,8 @@
-"""Where a dataset's reader lays batches out, and how they come from there to a device.
+"""Staging memory for a dataset's reader, and the transfer of batches from there to a device.
 
-A batch lies in page-locked memory of torch's, which uses it again, and is copied from there.  Its
-rows need not: where the device can read the arena, the batch brings their addresses, and the
-device gathers them, those of a cache out of its own memory.  Whatever way is taken, the bytes are
-the same.
+A batch lies in page-locked memory, which torch reuses, and is copied from there.  Its rows need
+not lie there: if the device can read the arena, the batch brings only their addresses, and the
+device gathers them, cached ones from its own memory.  The bytes are the same in all cases.
 """
 
 import logging
@@ -27,7 +26,7 @@ from loaderd.api.contents import RowArraySpec
 from loaderd.api.errors import Refused
 
 PRESAMPLED = 12  # batches whose nodes are counted
-LEARNED, LEARNING = 0.98, 48  # share of hot rows, and batches, after which no more are taken
+LEARNED, LEARNING = 0.98, 48  # share of hot rows or number of batches after which none are added
 CACHE_SHARE = 0.125  # of the device's free memory
 _log = logging.getLogger(__name__)
 
@@ -38,35 +37,35 @@ class Ready(NamedTuple):
     """A batch on its way to the device."""
 
     batch: Any
-    memory: list[Tensor]  # all that it lies in
-    mark: Mark  # past which it is there
+    memory: list[Tensor]  # all tensors that it lies in
+    mark: Mark  # once reached, the batch is there
 
 
 class _GatheredRows(NamedTuple):
     """Rows that the device gathers."""
 
-    array: NDArray[Any]  # stands for them in the batch, and is neither read nor written
+    array: NDArray[Any]  # a placeholder for them in the batch, neither read nor written
     spec: RowArraySpec
     addresses: NDArray[np.int64]  # (rows,)
 
 
 class _Filed(NamedTuple):
-    """What the device's reader brings."""
+    """An array that the device's own reader reads from files."""
 
-    array: NDArray[Any]  # likewise
+    array: NDArray[Any]  # a placeholder, likewise
     ranges: list[FileRange]
 
 
 class _Copied(NamedTuple):
     """A batch that the device may still read."""
 
-    mark: Mark  # past which it does not
-    memory: Sequence[Tensor]  # of the host
-    releases: Sequence[Callable[[], None]]  # of what it reads in the arena
+    mark: Mark  # once reached, it does not
+    memory: Sequence[Tensor]  # host memory that it reads
+    releases: Sequence[Callable[[], None]]  # for what it reads in the arena
 
 
 class DeviceStaging(Memory):
-    """Takes what a reader reads; belongs to the thread that reads."""
+    """Memory for a reader that moves each batch to a device; used by the reading thread."""
 
     def __init__(
         self,
@@ -76,8 +75,8 @@ class DeviceStaging(Memory):
         borrows: bool = False,
         cache_bytes: int | None = None,
     ) -> None:
-        """`direct`: whether this dataset's rows can be gathered one by one; `borrows`: its
-        batches may lie in the arena."""
+        """`direct`: whether this dataset's rows can be gathered one by one; `borrows`: whether
+        its batches may be views of the arena."""
         if mode != "auto" and mode not in MODES:
             expected = ", ".join(map(repr, ("auto", *MODES)))
             raise Refused(f"mode {mode!r}: expected one of {expected}")
@@ -89,17 +88,17 @@ class DeviceStaging(Memory):
         self._calibration = Calibration(wanted, reason)
         self._cache_bytes, self._borrows = cache_bytes, borrows
         self._copied: list[_Copied] = []
-        self._memory: list[Tensor] = []  # of the batch that is read
+        self._memory: list[Tensor] = []  # of the batch being read
         self._coming: dict[int, _GatheredRows | _Filed] = {}  # by the address of its array
         self._releases: list[Callable[[], None]] = []
-        self.files_by = ""  # who has read what lies in files
+        self.files_by = ""  # what has read the arrays in files
         self._arena = np.empty(0, np.uint8)
         self._direct = self._borrowed = False
         self._begun_s, self._num_rows = 0.0, 0
         self._hot: dict[str, HotRows] = {}  # by the name of their array
         self._logged = False
 
-    # -- what a reader asks ------------------------------------------------------------------------
+    # -- called by the reader ----------------------------------------------------------------------
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """An uninitialised array of the batch."""
@@ -109,7 +108,7 @@ class DeviceStaging(Memory):
         return array.reshape(shape)
 
     def received(self, arena: NDArray[np.uint8], rows: list[tuple[RowArraySpec, int]]) -> None:
-        """A batch is there; `rows`: how many of each array; none where they come in groups."""
+        """A batch has come; `rows`: how many of each array; empty if they come in groups."""
         self._begun_s, self._arena = time.perf_counter(), arena
         if self._borrows and arena.size:
             why = self.device.lend(arena, gather=False)
@@ -125,7 +124,7 @@ class DeviceStaging(Memory):
         self._direct = direct and self._calibration.mode != STAGING
 
     def rows(self, spec: RowArraySpec, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Room for rows; where the device will gather them, an array that stands for them."""
+        """Memory for rows; if the device will gather them, a placeholder."""
         if not (self._direct and _can_gather(spec)):
             return self.empty(shape, dtype)
         array = np.empty(shape, dtype)
@@ -134,7 +133,7 @@ class DeviceStaging(Memory):
         return array
 
     def gathers(self, out: NDArray[np.uint8], first: int, addresses: NDArray[np.uint64]) -> bool:
-        """Whether it is the device that gathers row `first`, `first + 1`, ... of `out`."""
+        """Whether the device will gather rows `first`, `first + 1`, ... of `out`."""
         rows = self._coming.get(out.ctypes.data)
         if not isinstance(rows, _GatheredRows):
             return False
@@ -144,7 +143,7 @@ class DeviceStaging(Memory):
     def filed(
         self, ranges: list[FileRange], read: ReadFiles, shape: tuple[int, ...], dtype: DTypeLike
     ) -> NDArray[Any]:
-        """An array of files: the device's own reader brings it where there is one."""
+        """An array that lies in files: read by the device's own reader, if it has one."""
         self.files_by = self.device.files_by
         if self.files_by == BY_HOST:
             return super().filed(ranges, read, shape, dtype)
@@ -153,32 +152,32 @@ class DeviceStaging(Memory):
         return array
 
     def after(self, release: Callable[[], None]) -> None:
-        """Call `release` once the arena is not read for this batch any more."""
+        """Call `release` once the arena is no longer read for this batch."""
         if self._coming:
             self._releases.append(release)
         else:
             release()
 
     def settle(self) -> bool:
-        """Release what the device has read in the arena; whether it still reads some."""
+        """Release what the device has read in the arena; returns whether it still reads some."""
         while any(batch.releases for batch in self._copied):
             if not self._copied[0].mark.passed():
                 return True
             self.finish(leave=len(self._copied) - 1)
         return False
 
-    # -- what the thread that reads asks -----------------------------------------------------------
+    # -- called by the reading thread --------------------------------------------------------------
 
     def begin(self) -> None:
-        """Before a batch is read: no more than one is being copied."""
+        """Before a batch is read: wait until at most one other is still being copied."""
         self.finish(leave=0 if self._borrowed else 1)
         self._memory, self._coming, self._releases = [], {}, []
         self._borrowed = False
 
     def move(self, batch: R) -> Ready:
-        """Have a batch that was read brought to the device."""
+        """Begin to move a batch that was read to the device."""
         begun = self.device.mark()
-        copies: dict[int, Tensor] = {}  # by the tensor of the batch
+        copies: dict[int, Tensor] = {}  # by id of the batch's tensor
         memory: list[Tensor] = []
 
         def copied(tensor: Tensor) -> Tensor:
@@ -205,7 +204,7 @@ class DeviceStaging(Memory):
         return Ready(result, memory, mark)
 
     def finish(self, leave: int = 0) -> None:
-        """Wait until the device has read all but the `leave` newest batches, and release those."""
+        """Release all but the `leave` newest batches, after the device has read them."""
         done = self._copied[: max(0, len(self._copied) - leave)]
         del self._copied[: len(done)]
         for batch in done:
@@ -214,7 +213,7 @@ class DeviceStaging(Memory):
                 release()
 
     def choice(self) -> Choice | None:
-        """What was chosen; None: still measuring."""
+        """The mode that was chosen, and why; None: still measuring."""
         choice = self._calibration.choice
         if choice is None or choice.mode != CACHED:
             return choice
@@ -224,20 +223,20 @@ class DeviceStaging(Memory):
         )
 
     def close(self) -> None:
-        """Wait for the device, and give back what is lent."""
+        """Wait for the device, and unregister the arena."""
         self.finish()
         self.device.close()
 
     # -- inside ------------------------------------------------------------------------------------
 
     def _decline(self, why: str) -> None:
-        """No rows are gathered by the device."""
+        """Switch to staging, as the device cannot gather rows."""
         if self._calibration.choice is None or self._calibration.choice.mode != STAGING:
             _log.warning("rows are staged, not gathered by %s: %s", self.device.name, why)
             self._calibration.decline(why)
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        if tensor.device.type != "cpu":  # rows that lie on the device
+        if tensor.device.type != "cpu":  # rows that are on the device already
             return tensor
         first = tensor.data_ptr() - self._arena.ctypes.data
         self._borrowed |= 0 <= first < self._arena.nbytes
@@ -246,12 +245,12 @@ class DeviceStaging(Memory):
     def _fetch(self, filed: _Filed) -> Tensor:
         with self.device.order():
             out = torch.empty(filed.array.nbytes, dtype=torch.uint8, device=self.device.device)
-        self.device.mark().wait()  # its reader knows no order: what used this memory is done
+        self.device.mark().wait()  # its reader knows no streams: earlier uses of this memory end
         self.device.fetch(filed.ranges, out)
         return out
 
     def _gather(self, rows: _GatheredRows, n_id: Tensor) -> Tensor:
-        """`n_id`: int64 (rows,) original ids, on the device."""
+        """Gather rows on the device; `n_id`: int64 (rows,) original ids, on the device."""
         shape = (rows.addresses.size, rows.spec.row_bytes)
         addresses = self.device.copy(torch.from_numpy(rows.addresses))
         with self.device.order():
@@ -266,7 +265,7 @@ class DeviceStaging(Memory):
         return out
 
     def _hot_rows(self, spec: RowArraySpec, n_id: Tensor) -> HotRows | None:
-        """The cache of an array, where it is used; made when enough nodes were counted."""
+        """The cache of an array, if it is used; filled once enough nodes were counted."""
         choice = self._calibration.choice
         if choice is not None and choice.mode != CACHED:
             return None
@@ -280,13 +279,13 @@ class DeviceStaging(Memory):
             room = self._cache_bytes
             if room is None:
                 room = int(self.device.free_bytes() * CACHE_SHARE)
-            # each array has the rows of equally many nodes there
+            # divide the room so that each array caches rows of equally many nodes
             gathered = [c.spec for c in self._coming.values() if isinstance(c, _GatheredRows)]
             hot.choose(room * spec.row_bytes // sum(s.row_bytes for s in gathered))
         return hot if self._calibration.mode == CACHED else None
 
     def _note(self, begun: Mark, mark: Mark) -> None:
-        """Measure a batch, while there is a choice to make."""
+        """Measure a batch until the mode is chosen."""
         calibration = self._calibration
         caches_ready = len(self._hot) == len(self._coming) and all(
             hot.settled for hot in self._hot.values()
@@ -303,7 +302,7 @@ class DeviceStaging(Memory):
 
 
 def _can_gather(spec: RowArraySpec) -> bool:
-    """Whether a device gathers such rows: of nodes, no labels that the host makes int64."""
+    """Whether a device gathers such rows: of nodes, except labels that the host converts."""
     converted = spec.dtype.startswith(("int", "uint")) and spec.dtype != "int64"
     is_label = spec.name.rsplit(".", 1)[-1] == "y"
     return spec.row_bytes > 0 and not spec.relation and not (is_label and converted)

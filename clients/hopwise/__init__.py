@@ -1,1 +1,1 @@
-"""Rows of propagated features: hop-wise batches, and models for them."""
+"""Batches of propagated features (all hops of a node as rows), and models for them."""

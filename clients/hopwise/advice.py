@@ -1,4 +1,4 @@
-"""Taking advice on hop-wise batches: sizes, the device's memory, a short trial of each order."""
+"""Choose place and order of hop-wise batches by sizes, device memory and a short trial."""
 
 import time
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from msgspec import structs
 from loaderd.api.errors import Refused
 from loaderd.api.placement import HopAdvice, HopFacts, advise_hops
 
-_TRY_S = 0.5  # of an order, once its first batch is there
+_TRY_S = 0.5  # trial of each order, after its first batch
 
 
 def device_bytes(device: torch.device | str | None) -> int:
-    """Free memory of an accelerator; 0 where it is none, or there is none."""
+    """Free memory of a CUDA device; 0 for any other device, or None."""
     if device is None or torch.device(device).type != "cuda":
         return 0
     free: int = torch.cuda.mem_get_info(torch.device(device))[0]
@@ -24,11 +24,11 @@ def device_bytes(device: torch.device | str | None) -> int:
 def take_advice(
     make: Callable[[Literal["cr", "rr"]], Any], free_bytes: int, training_bytes: int
 ) -> HopAdvice:
-    """Where the rows had best lie, and in what order they had best come.
+    """Find the best place for the rows, and the best order to read them in.
 
-    make   gives the `HopDataset` of method "cr" or "rr"
+    make   returns the `HopDataset` of method "cr" or "rr"
 
-    Raises Refused: what is asked for cannot be had by chunks.
+    Raises Refused: the daemon cannot serve the request by chunks.
     """
     chunks, rows = make("cr"), make("rr")
     try:
@@ -43,10 +43,10 @@ def take_advice(
             return advise_hops(facts)
         try:
             rows_s = _epoch_seconds(rows, facts.num_rows)
-        except Refused:  # there is no memory to take rows one by one
+        except Refused:  # too little memory to read rows one by one
             rows_s = None
         held = rows_s is not None and rows.held
-        chunks_s = _epoch_seconds(chunks, facts.num_rows)  # while `rows` keeps arrays held
+        chunks_s = _epoch_seconds(chunks, facts.num_rows)  # while `rows` keeps its arrays held
         return advise_hops(structs.replace(facts, held=held, chunks_s=chunks_s, rows_s=rows_s))
     finally:
         chunks.close()
@@ -54,7 +54,7 @@ def take_advice(
 
 
 def _epoch_seconds(data: Any, num_rows: int) -> float:
-    """Time that a client waits for an epoch, by some batches behind the first."""
+    """Time that a client waits for an epoch, estimated from some batches after the first."""
     begun, count = 0.0, 0
     while True:
         for batch in data:

@@ -1,7 +1,7 @@
 """Readers of hop-wise batches.
 
-From a daemon's descriptors: views of the arena, or one copy out of it; out of a store's files, read
-by this process; or out of rows that lie on a device.
+Rows come from a daemon's descriptors, as views of the arena or one copy out of it; from a store's
+files, read by this process; or from arrays that lie on a device.
 """
 
 import warnings
@@ -33,10 +33,10 @@ _ALIGN = 64
 
 @dataclass(slots=True, repr=False)
 class HopBatch(TensorRecord):
-    """Rows of some nodes: `x[i]` belongs to the i-th of `HopDataset.arrays`."""
+    """Rows of some nodes: `x[i]` are those of the i-th of `HopDataset.arrays`."""
 
     x: list[Tensor]  # each (batch_size, ...)
-    y: Tensor | None  # (batch_size, ...) labels; int64 where they are integers
+    y: Tensor | None  # (batch_size, ...) labels; int64 if they are integers
     n_id: Tensor  # int64 (batch_size,) original ids
     input_id: Tensor  # int64 (batch_size,) rows in the stored order of the split
     epoch: int
@@ -50,14 +50,14 @@ class HopBatch(TensorRecord):
 def hop_batch(
     arrays: Mapping[str, Tensor], input_id: NDArray[np.int64], epoch: int, step: int
 ) -> HopBatch:
-    """The batch of what `row_tensor` gave, by the names of the arrays, in their order."""
+    """Make a batch of tensors from `row_tensor`, given by array name, in order."""
     x = [tensor for name, tensor in arrays.items() if name not in (LABEL, NODES)]
     y, n_id = arrays.get(LABEL), arrays[NODES]
     return HopBatch(x, y, n_id, torch.from_numpy(input_id), epoch, step)
 
 
 def row_tensor(name: str, array: NDArray[Any], dtype: str) -> Tensor:
-    """The tensor over rows of an array of the session."""
+    """A tensor over rows of an array of the session."""
     return to_tensor(array, dtype, is_label=name in (LABEL, NODES))
 
 
@@ -65,7 +65,7 @@ class HopReader(ArenaReader):
     """Reads the hop-wise batches of one session."""
 
     def __init__(self, session: Session, pool: Memory, threads: int, views: bool) -> None:
-        """`views`: leave hop arrays where they lie, if they lie in one piece."""
+        """`views`: do not copy hop arrays that lie in one piece."""
         super().__init__(session, pool, threads)
         specs = session.attached.rows
         self._hops = [i for i, s in enumerate(specs) if s.name not in (LABEL, NODES)]
@@ -77,11 +77,11 @@ class HopReader(ArenaReader):
                 warnings.simplefilter("ignore", UserWarning)
                 whole = torch.from_numpy(self._arena)
             self._typed = [whole.view(getattr(torch, specs[i].dtype)) for i in self._hops]
-        self._lent = -1, -1  # run and step of a batch that is used where it lies
+        self._lent = -1, -1  # run and step of a batch of views, still to be released
         self.form = ""  # of the last batch: `ChunkReady.form`
 
     def read(self, step: int) -> HopBatch:
-        """The batch of `step`; the one before, if it was used where it lies, is given back."""
+        """Read the batch of `step`; releases the previous one, if that consisted of views."""
         self._give_back()
         ready = self._session.receive(ChunkReady, step)
         self.form = ready.form
@@ -107,7 +107,7 @@ class HopReader(ArenaReader):
         return hop_batch(arrays, input_id, ready.epoch, step)
 
     def _landed(self, num_rows: int, blob: Blob) -> tuple[NDArray[np.int64], dict[str, Tensor]]:
-        """Rows and arrays of a batch that came in pieces, each copied once."""
+        """Row numbers and arrays of a batch that came in pieces, each copied once."""
         named = {array.name: array for array in blob.arrays}
         input_id = self._wide(blob, named["input_id"])
         arrays = {}
@@ -140,7 +140,7 @@ class HopReader(ArenaReader):
         return out
 
     def _views(self, ready: ChunkReady) -> dict[str, Tensor]:
-        """Hop arrays as pieces of the arena, which torch believes to be writable."""
+        """Hop arrays as views of the arena, which torch believes to be writable."""
         found = {}
         for i, typed in zip(self._hops, self._typed, strict=True):
             spec, size = self._session.attached.rows[i], typed.element_size()
@@ -149,7 +149,7 @@ class HopReader(ArenaReader):
         return found
 
     def _copied_piece(self, ready: ChunkReady, i: int) -> dict[str, Tensor]:
-        """As `_copied`, of rows that lie in one piece: such a batch takes little more than this."""
+        """As `_copied`, for rows in one piece: this copy is nearly all the work of such a batch."""
         spec, place = self._session.attached.rows[i], ready.places[i][0]
         out = self._pool.empty((ready.num_rows, *spec.row_shape), numpy_dtype(spec))
         out.reshape(-1).view(np.uint8)[:] = self._arena[place : place + out.nbytes]
@@ -158,7 +158,7 @@ class HopReader(ArenaReader):
     def _copied(
         self, ready: ChunkReady, input_id: NDArray[np.int64], chosen: Sequence[int]
     ) -> dict[str, Tensor]:
-        """Rows of some arrays, in one buffer of their own."""
+        """Copy rows of some arrays to one new buffer."""
         specs = [self._session.attached.rows[i] for i in chosen]
         places = [ready.places[i] for i in chosen]
         rows = ready.num_rows
@@ -203,7 +203,7 @@ class _File(NamedTuple):
 
 
 class FileReader:
-    """Reads the batches of one session; of `epoch`, which is set before."""
+    """Reads the batches of one session from files; the caller sets `epoch` before each epoch."""
 
     def __init__(self, folder: Path, plan: HopPlan, attached: Attached, memory: Memory) -> None:
         """Raises Refused: these are not the files that the daemon serves; StoreError."""
@@ -254,15 +254,15 @@ class FileReader:
 
 
 class ResidentRows:
-    """The arrays of a split, whole, on one device, out of which batches of `plan` are drawn.
+    """All rows of a split on one device, from which the batches of `plan` are drawn.
 
-    Nothing is asked of the daemon; `epoch` is set before each epoch.
+    Asks the daemon for nothing; the caller sets `epoch` before each epoch.
     """
 
     def __init__(
         self, batches: Iterable[HopBatch], plan: HopPlan, device: torch.device | str
     ) -> None:
-        """Take all rows, batch by batch, in the stored order."""
+        """Copy all rows, batch by batch, in the stored order."""
         self.plan, self.epoch = plan, 0
         self._device = torch.device(device)
         at = 0
@@ -280,7 +280,7 @@ class ResidentRows:
         return torch.empty(shape, dtype=like.dtype, device=self._device)
 
     def read(self, step: int) -> HopBatch:
-        """The batch of a step of `epoch`: one gather an array."""
+        """The batch of a step of `epoch`, by one gather per array."""
         unit = self.plan.unit(self.epoch, step)
         rows = np.empty(unit.num_seeds, np.int64)
         self.plan.rows(unit, rows)

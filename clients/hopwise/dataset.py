@@ -1,4 +1,4 @@
-"""Hop-wise batches as torch tensors: rows of features and of what operators made of them."""
+"""Datasets of propagated features as torch tensors: features, and those of each hop."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,18 +30,18 @@ class HopOptions(DatasetOptions, total=False):
     """Options of `HopDataset`, in addition to `DatasetOptions`.
 
     chunk     rows of a chunk of method "cr"; 0, the default: `batch_size`
-    redeal    every so many epochs, sixteenths of chunks change places before chunks are cut; 0,
+    redeal    every this many epochs, sixteenths of chunks change places before chunks are cut; 0,
               the default: never
     labels    False: `y` is None; the split need not have any
-    views     `x` of a batch that is one range of rows (chunk a multiple of `batch_size`) or was
-              gathered from disk lies where the daemon read it: no copy.  Such tensors hold until
-              the next batch is asked for, and a write to one ends the process; `clone` what is to
-              stay.  Not in DataLoader workers
-    resident  a device that takes all rows of the split, once; the very same batches are drawn there
-              then.  Not in DataLoader workers, and not with `views`
-    files     the folder of the store: this process reads the very same chunks out of its files
-              then, and the daemon brings nothing; under `prefetch`, by kvikio to the GPU if there
-              is kvikio.  Not with `views`, `resident` or method "rr"
+    views     do not copy `x` of a batch that is one range of rows (chunk a multiple of
+              `batch_size`) or was gathered from disk.  Such tensors are views of the daemon's
+              memory, valid until the next batch is requested, and a write to one ends the process;
+              `clone` what is to stay.  Not in DataLoader workers
+    resident  a device to which all rows of the split are copied once; the very same batches are
+              drawn there.  Not in DataLoader workers, and not with `views`
+    files     the folder of the store: this process reads the very same chunks from its files,
+              without the daemon; under `prefetch`, kvikio reads them to the GPU, if it is
+              installed.  Not with `views`, `resident` or method "rr"
     """
 
     chunk: int
@@ -58,9 +58,9 @@ _OF_CHUNKS = ("chunk", "redeal")  # options of method "cr" alone
 class HopDataset(SteppedDataset[HopBatch]):
     """Batches for models that are trained on propagated features; nothing is sampled.
 
-    The store holds a row a node of the split, in one random order.  Method "cr" (SGD-CR) takes
+    The store holds one row per node of the split, in one random order.  Method "cr" (SGD-CR) takes
     chunks of consecutive rows in a new order each epoch, method "rr" (SGD-RR) single rows.  Every
-    row comes once an epoch, the last batch may be smaller.  Epochs, workers and state are those of
+    row comes once an epoch; the last batch may be smaller.  Epochs, workers and state are those of
     `SteppedDataset`.
     """
 
@@ -76,7 +76,7 @@ class HopDataset(SteppedDataset[HopBatch]):
         method: Literal["cr", "rr"] = "cr",
         **options: Unpack[HopOptions],
     ) -> None:
-        """`operators`: those wanted, in this order; none: all that the split has.  `hops`: hops 0
+        """`operators`: to bring, in this order; (): all that the split has.  `hops`: bring hops 0
         to this one; None: all.  `batch_size` counts the rows of all ranks together."""
         self.views, self._resident = options.get("views", False), options.get("resident")
         files = options.get("files")
@@ -95,7 +95,7 @@ class HopDataset(SteppedDataset[HopBatch]):
         }
         request = make_request(HopOptions, options, own)
         super().__init__(endpoint, request, None, options.get("reconnect_s"))
-        self.advice: HopAdvice | None = None  # by which it was made, if it was
+        self.advice: HopAdvice | None = None  # that chose method and place, if any
         self._chunks = {name: getattr(request, name) for name in _OF_CHUNKS}
         self._files = None if files is None else Path(files)
         self._rows: ResidentRows | None = None
@@ -111,19 +111,19 @@ class HopDataset(SteppedDataset[HopBatch]):
         advice: HopAdvice | Mapping[str, Any] | None = None,
         **options: Any,
     ) -> "HopDataset":
-        """A dataset whose method and place are those advised: found out once, by a short trial.
+        """A dataset with the method and the place of rows that a short trial finds best.
 
-        What was advised is `advice`, and part of `state_dict`: a dataset that loads such a state
-        takes its method, whatever was advised here.  With several ranks one of them takes the
-        advice, and all get it as `advice`.
+        The result is `advice`, and part of `state_dict`: a dataset that loads such a state adopts
+        the method in it, whatever was advised here.  With several ranks, run the trial on one of
+        them and pass its `advice` to all.
 
         device           that models train on; None: the current GPU, if there is one
-        training_bytes   of its memory, that is kept free
-        advice           that was taken before: `dataset.advice`, or of a state; nothing is tried
-        options          of `HopDataset`; `chunk`, `redeal` and `files` belong to method "cr",
-                         `files` and `views` to rows that do not lie on the device
+        training_bytes   of its memory to keep free
+        advice           of an earlier dataset (`dataset.advice`) or state: no trial is run
+        options          of `HopDataset`; `chunk`, `redeal` and `files` are used with method "cr"
+                         only, `files` and `views` only if rows do not lie on the device
 
-        Raises Refused, ValueError: it is no advice.
+        Raises Refused, ValueError: `advice` is not valid.
         """
         if advice is None and options.get("world_size", 1) > 1:
             raise Refused(
@@ -157,26 +157,26 @@ class HopDataset(SteppedDataset[HopBatch]):
 
     @property
     def held(self) -> bool:
-        """Whether the last batch, of method "rr", was of arrays that the daemon holds whole."""
+        """Whether the last batch (method "rr") came from arrays that the daemon has in memory."""
         reader = self._connect().reader
         return isinstance(reader, HopReader) and reader.form == "index"
 
     def state_dict(self, batch: Any = None) -> dict[str, Any]:
-        """As of `SteppedDataset`, and the advice, if there was one."""
+        """As in `SteppedDataset`, with the advice, if there is one."""
         state = super().state_dict(batch)
         if self.advice is not None:
             state["advice"] = msgspec.to_builtins(self.advice)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As of `SteppedDataset`; if both were advised, the advice of the state counts."""
+        """As in `SteppedDataset`; if both were advised, the advice of the state counts."""
         if self.advice is not None and state.get("advice") is not None:
             self.advice = parse_advice(state["advice"])
             self._take(self.advice.method)
         super().load_state_dict(state)
 
     def _take(self, method: Literal["cr", "rr"]) -> None:
-        """Another method; rows stay where they are, which changes no batch."""
+        """Switch to another method; rows stay where they are, as this changes no batch."""
         if method != METHOD_OF[self._request.plan]:
             own = self._chunks if method == "cr" else dict.fromkeys(_OF_CHUNKS, 0)
             self.close()
@@ -211,7 +211,7 @@ class HopDataset(SteppedDataset[HopBatch]):
         return HopReader(session, self.memory, gather_threads(), self.views)
 
     def _start(self, session: Session, at: Position) -> None:
-        """Batches that are drawn on the device, or read here, are not asked for."""
+        """Do not ask the daemon for batches that are drawn on the device, or read here."""
         connection = self._connection
         if connection is None or isinstance(connection.reader, HopReader):
             super()._start(session, at)
@@ -221,7 +221,7 @@ class HopDataset(SteppedDataset[HopBatch]):
         self._running = session
 
     def _resident_rows(self, plan: HopPlan) -> ResidentRows:
-        """All rows, fetched when they are first wanted; a state may have changed the plan since."""
+        """All rows, loaded on first use; the plan is updated, as a state may have changed it."""
         if self._rows is None:
             r = self._request
             data = HopDataset(

@@ -1,7 +1,7 @@
-"""Reference models on propagated features: one row a node and hop, nothing is sampled.
+"""Reference models on propagated features: one row per node and hop, nothing is sampled.
 
-Each takes `x`, tensors (batch, width), as `clients.torch.HopDataset` yields them: hop 0 first, then
-the hops of one operator after the other; and returns logits (batch, num_out).
+Each takes `x`, tensors (batch, width) as `clients.torch.HopDataset` yields them (hop 0 first, then
+the hops of one operator after the other), and returns logits (batch, num_out).
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class Mlp(nn.Module):
 
 
 class Sign(nn.Module):
-    """A linear layer a hop, concatenated, then an MLP; or an MLP on all hops concatenated.
+    """A linear layer per hop, concatenated, then an MLP; or one MLP on all hops concatenated.
 
     Source: Frasca et al., SIGN: Scalable Inception Graph Neural Networks, 2020.
     """
@@ -65,9 +65,9 @@ class Sign(nn.Module):
         dropout: float = 0.5,
         inception: bool = True,
     ) -> None:
-        """num_arrays   tensors of a batch; num_layers counts the layer a hop, where there is one
+        """num_arrays   tensors of a batch; `num_layers` counts the layer per hop, if there is one
 
-        inception    False: the MLP alone, as the authors' later code has it
+        inception    False: the MLP alone, as in the authors' later code
         """
         super().__init__()
         self.dropout = dropout
@@ -88,7 +88,7 @@ class Sign(nn.Module):
 
 
 class Hoga(nn.Module):
-    """Hops as tokens: one layer of gated attention among them, then a readout that asks by hop 0.
+    """Hops as tokens: one layer of gated attention among them, then a readout queried by hop 0.
 
     Tokens U, Q, K, V are linear in the projected hops; softmax(Q K') V is multiplied by the gate U,
     added to the hops and normalised.  The readout adds to hop 0 the others, weighted by attention.
@@ -132,8 +132,8 @@ class Hoga(nn.Module):
 def make_model(
     name: str, num_in: int, num_arrays: int, num_out: int, hidden: int = 0, dropout: float = 0.5
 ) -> nn.Module:
-    """ "sgc", "sign", "sign-mlp" or "hoga", as in the papers; of hop 0 alone "linear" is a layer,
-    and "features" an MLP.
+    """ "sgc", "sign", "sign-mlp" or "hoga", as in the papers; on hop 0 alone, "linear" (one layer)
+    or "features" (an MLP).
 
     hidden   0: 512, and 256 for hoga
 

@@ -1,9 +1,9 @@
-"""Edges by source: reverses that a store has, or its edges sorted by source once for all layers.
+"""Edges by source: a store's reverse edges, or its edges sorted by source once for all layers.
 
-Edges are read in the order of the store, as many as have room at a time, and each such tile is
+Edges are read in the order of the store, as many as fit in memory at a time; each such tile is
 sorted in memory and written as columns of sources.  So the graph is read once, whatever the memory;
-to read the columns of some sources is to read theirs in each tile.  Edges into a node stand by
-source before and after, so that neither the number of tiles nor where they end changes a sum.
+reading the columns of some sources means reading them in each tile.  Edges into a node are ordered
+by source before and after, so neither the number of tiles nor their bounds change a sum.
 """
 
 from collections.abc import Mapping
@@ -34,14 +34,14 @@ from preprocess.pipeline.stage import Cost, Facts, Stage
 from preprocess.stages.csc import ColumnSorter, Widths
 
 STAGE = "edges by source"
-_TILES = "tiles"  # in its facts
-_FULL = 0.9  # of a block, at least
+_TILES = "tiles"  # key in the stage's facts
+_FULL = 0.9  # least share of a block that is filled
 
 
 def edges_by_source(
     run: InferenceRun, relation: Relation, reverses: Mapping[Relation, Relation]
 ) -> tuple[Store, list[StoredRelation]]:
-    """Columns of sources that have the edges of a relation together, and where they lie."""
+    """The store and relations whose columns of sources together hold the edges of a relation."""
     if relation in reverses:
         return run.store, [by_relation(run.store.manifest)[reverses[relation]]]
     found = msgspec.convert(run.facts(STAGE)[_TILES], list[StoredRelation])
@@ -56,7 +56,7 @@ def edges_by_source(
 
 
 def tile_bytes(manifest: Manifest, relation: StoredRelation, tile_edges: int) -> int:
-    """Of all tiles of a relation, at most."""
+    """Most bytes that all tiles of a relation take."""
     tiles = tile_relations(relation, 0, tile_edges)
     nodes = next(t.num_nodes for t in manifest.types if t.name == relation.src)
     bits = edge_layout(manifest, tiles[0]).source_bits if tiles else 0
@@ -65,12 +65,12 @@ def tile_bytes(manifest: Manifest, relation: StoredRelation, tile_edges: int) ->
 
 
 def _block_bytes(manifest: Manifest) -> int:
-    """Of blocks of tiles: one of each of MOST_TILES is read at the same time."""
+    """Block size of tiles: one block of each of MOST_TILES is read at the same time."""
     return min(manifest.block_bytes, SCAN_BYTES // MOST_TILES)
 
 
 def tile_relations(relation: StoredRelation, number: int, tile_edges: int) -> list[StoredRelation]:
-    """Those that a relation's edges will be, before any is written."""
+    """The tiles of a relation's edges as planned, before any is written."""
     return [
         StoredRelation(
             relation.dst, f"{relation.name}-{tile}", relation.src,
@@ -84,7 +84,7 @@ def tile_relations(relation: StoredRelation, number: int, tile_edges: int) -> li
 
 
 def sorting_stage(store: Store, tile_edges: int) -> Stage[InferenceRun]:
-    """Sort the edges of all relations."""
+    """The stage that sorts the edges of all relations by source."""
     manifest = store.manifest
     read = sum(r.num_blocks for r in manifest.relations) * manifest.block_bytes
     written = sum(tile_bytes(manifest, r, tile_edges) for r in manifest.relations)

@@ -1,4 +1,4 @@
-"""Edges of a relation by whole columns, and which nodes have any."""
+"""Read edges of a relation by whole columns, and find the nodes that have any."""
 
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import closing
@@ -28,18 +28,18 @@ from preprocess.kernels.hops import HEAVY
 from preprocess.sources.source import REVERSE
 
 _STEP_EDGES = 1 << 18
-_MOST = 0.9  # of all nodes: beyond it too little would be saved
+_MOST = 0.9  # share of all nodes above which skipping the rest would save too little
 
 
 class Nodes(NamedTuple):
-    """Some nodes of a type, numbered in their order."""
+    """A subset of the nodes of a type, numbered in order."""
 
-    num_rows: int  # one each
-    places: NDArray[np.int32] | None = None  # (nodes,): row of each, -1: not one; None: all are
+    num_rows: int  # one per node of the subset
+    places: NDArray[np.int32] | None = None  # (nodes,): row of each, -1: none; None: all nodes
 
     @classmethod
     def of(cls, found: NDArray[np.bool_]) -> "Nodes":
-        """All nodes, if nearly all were found, or none."""
+        """The found nodes; all nodes if nearly all, or none, were found."""
         count = int(np.count_nonzero(found))
         if not 0 < count <= _MOST * found.size or found.size > np.iinfo(np.int32).max:
             return cls(found.size)
@@ -49,7 +49,7 @@ class Nodes(NamedTuple):
         return cls(count, places)
 
     def among(self, first: int, stop: int) -> Any:
-        """An index of rows of the nodes [first, stop) that gives those of these nodes."""
+        """An index into rows of the nodes [first, stop) that selects the nodes of the subset."""
         return slice(None) if self.places is None else self.places[first:stop] >= 0
 
     def how_many(self, first: int, stop: int) -> int:
@@ -58,7 +58,7 @@ class Nodes(NamedTuple):
         return int(np.count_nonzero(self.among(first, stop)))
 
     def rows(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Raises CorruptBlock: a node is none of these."""
+        """The row of each node.  Raises CorruptBlock: a node is not in the subset."""
         if self.places is None:
             return ids
         found = self.places[ids].astype(np.int64)
@@ -71,17 +71,17 @@ class Nodes(NamedTuple):
 
 
 class Connected(NamedTuple):
-    """Nodes that have edges: from the others nothing goes to neighbors, or nothing comes."""
+    """Nodes that have edges: all others send nothing to neighbors, or receive nothing."""
 
     receives: Mapping[str, Nodes]  # by type: targets of edges of any relation
-    gives: Mapping[Relation, Nodes]  # all sources of edges; all nodes, unless there are reverses
-    reverses: Mapping[Relation, Relation]  # has a relation's edges by source; if the store has all
-    shares: Mapping[Relation, NDArray[Any]]  # of nodes that receive: 1 / edges in; if asked for
-    heavy: Mapping[Relation, NDArray[np.int64]]  # of these, more than HEAVY edges; likewise
+    gives: Mapping[Relation, Nodes]  # sources of edges; all nodes if the store has no reverses
+    reverses: Mapping[Relation, Relation]  # same edges by source; {} unless all have one
+    shares: Mapping[Relation, NDArray[Any]]  # 1 / in-edges of each node that receives; if asked for
+    heavy: Mapping[Relation, NDArray[np.int64]]  # rows with more than HEAVY of these; likewise
 
     @property
     def num_bytes(self) -> int:
-        """That all of them take in memory; what two relations share counts once."""
+        """Memory of all arrays; one that two relations share counts once."""
         held: list[NDArray[Any] | None] = [
             *(nodes.places for nodes in (*self.receives.values(), *self.gives.values())),
             *self.shares.values(),
@@ -91,9 +91,9 @@ class Connected(NamedTuple):
 
 
 def find_connected(store: Store, dtype: Any = None) -> Connected:
-    """What is known without reading edges: block by block, how many each column has.
+    """Find connected nodes from the degrees in each block, without reading edges.
 
-    dtype   of `shares`; None: they are not wanted
+    dtype   of `shares`; None: do not compute them
 
     Raises CorruptBlock.
     """
@@ -123,10 +123,10 @@ def find_connected(store: Store, dtype: Any = None) -> Connected:
 
 
 def _reverse_of(relation: Relation, relations: Collection[Relation]) -> Relation:
-    """The relation with the same edges, reversed, of a store that was ingested with --undirected.
+    """The relation with the same edges, reversed, in a store that was ingested with --undirected.
 
-    One between two types has one of its own, "rev_" before its name; of a type with itself the
-    edges are in the relation already.
+    For a relation between two types it has "rev_" before its name; a relation within one type
+    contains both directions itself.
     """
     src, name, dst = relation
     if src == dst:
@@ -136,7 +136,7 @@ def _reverse_of(relation: Relation, relations: Collection[Relation]) -> Relation
 
 
 def _count_edges(store: Store, relation: StoredRelation, t: NodeType) -> NDArray[np.uint32]:
-    """Edges into each node.  Only the pages are read in which degrees stand."""
+    """Number of edges into each node; reads only the pages that hold degrees."""
     out = np.zeros(t.num_nodes, np.uint32)
     file = store.graph(relation)
     first_node = store.first_node(relation).astype(np.int64) - t.first
@@ -154,7 +154,7 @@ def _count_edges(store: Store, relation: StoredRelation, t: NodeType) -> NDArray
             header = BlockHeader.unpack(head[: BLOCK_HEADER.size].tobytes(), f"{path}+{at}")
             offsets = head[BLOCK_HEADER.size :].view(np.uint32)[: high - low + 1]
             out[low:high] = offsets[1:] - offsets[:-1]
-            if high > low:  # its edges may go on in further blocks
+            if high > low:  # the last column may continue in further blocks
                 out[high - 1] = header.last_degree
     return out
 
@@ -162,14 +162,14 @@ def _count_edges(store: Store, relation: StoredRelation, t: NodeType) -> NDArray
 def whole_columns(
     store: Store, relation: StoredRelation, source: NodeType, scan_bytes: int = SCAN_BYTES
 ) -> Generator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """(degrees, sources): all columns of a relation in order, some at a time, each of them whole.
+    """(degrees, sources) of all columns of a relation in order, some whole columns at a time.
 
-    `sources` count from the first node of their type.  None have columns of two steps of STEP_ROWS.
-    Read and unpacked by another thread; valid until the next one.  Raises CorruptBlock.
+    `sources` count from the first node of their type.  No piece crosses a multiple of STEP_ROWS.
+    Read and unpacked by another thread; valid until the next piece.  Raises CorruptBlock.
     """
     dst = next(t for t in store.manifest.types if t.name == relation.dst)
     first, last = source.first, source.first + source.num_nodes - 1
-    done = 0  # columns that were given
+    done = 0  # columns yielded so far
     degrees, sources = np.empty(0, np.int64), np.empty(0, np.uint32)
     with closing(read_ahead(stored_columns(store, relation, scan_bytes))) as pieces:
         for head, more, edges in pieces:
@@ -184,7 +184,7 @@ def whole_columns(
                     f"expected {first} to {last}; ingest again"
                 )
             sources = np.concatenate([sources, edges])
-            whole = max(0, degrees.size - 1)  # the last may go on
+            whole = max(0, degrees.size - 1)  # the last may continue in the next piece
             yield from _some_columns(degrees[:whole], sources, done, first)
             done, at = done + whole, int(degrees[:whole].sum())
             degrees, sources = degrees[whole:].copy(), sources[at:].copy()

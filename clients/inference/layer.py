@@ -1,6 +1,6 @@
-"""One layer: what it reads, writes and passes through files, however it is computed.
+"""Base of the computation of one layer: what it reads, writes and passes through files.
 
-docs/derivations/inference.md has the two ways: `layer_pull` and `layer_push`.
+The two ways, `layer_pull` and `layer_push`, are derived in docs/derivations/inference.md.
 """
 
 import shutil
@@ -26,17 +26,17 @@ from clients.inference.results import InferenceRun
 from clients.inference.rows import STEP_ROWS, RowCursor, row_array, store_of
 from preprocess.pipeline.stage import Cost
 
-_FOLDER = "passing"  # for what only one layer needs
+_FOLDER = "passing"  # temporary files of one layer
 Columns = dict[Slice, RowArray]  # an array for each slice
 
 
 class LayerRows(NamedTuple):
-    """Where rows of a type lie, and what they pass through before a layer has them."""
+    """Where rows of a type lie, and the module applied to them before a layer."""
 
     arrays: tuple[RowArray, ...]  # side by side; (): the type has no features
     of_store: bool = False
     enter: nn.Module = nn.Identity()
-    lone: RowArray | None = None  # of nodes without edges in; `arrays` has those of the others
+    lone: RowArray | None = None  # rows of nodes without in-edges; `arrays` has all others
 
     @property
     def files(self) -> tuple[RowArray, ...]:
@@ -45,7 +45,7 @@ class LayerRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What all layers are computed from."""
+    """Inputs of all layers: the store, the model and the nodes with edges."""
 
     store: Store
     steps: ModelSteps
@@ -67,9 +67,9 @@ class Inputs:
         }
 
     def read(self, written: StoreWriter, name: str, rows: LayerRows) -> Iterator[Tensor]:
-        """Rows of a type as a layer has them, (STEP_ROWS, width) at a time.
+        """Rows of a type as input of a layer, (STEP_ROWS, width) at a time.
 
-        written   where they lie, if it is not the store
+        written   where they lie, if not in the store
         """
         num_nodes, dtype = self.types[name].num_nodes, self.steps.numpy_dtype
         store = self.store if rows.of_store else store_of(written)
@@ -77,7 +77,7 @@ class Inputs:
         with RowCursor(store, rows.arrays, dtype) as cursor, RowCursor(store, lone, dtype) as apart:
             for first in range(0, num_nodes, STEP_ROWS):
                 count = min(STEP_ROWS, num_nodes - first)
-                if not rows.arrays:  # what enters is the same for all nodes
+                if not rows.arrays:  # the input is the same for all nodes
                     h = np.ones((count, 1), dtype)
                 elif rows.lone is None:
                     h = cursor.take(count)
@@ -90,20 +90,20 @@ class Inputs:
 
 
 class Running(NamedTuple):
-    """A layer while it is computed."""
+    """State of a layer while it is computed."""
 
     run: InferenceRun
-    files: StoreWriter  # what passes from one pass to the next
-    kept: dict[Relation, Tensor]  # the same in memory, until it is joined
+    files: StoreWriter  # intermediate results between two passes
+    kept: dict[Relation, Tensor]  # such results in memory, until they are joined
 
 
 class LayerStage(ABC):
-    """What a layer reads, writes, and passes from one pass to the next; and how to run it."""
+    """A layer as a stage: what it reads, writes, and passes between its passes."""
 
     def __init__(
         self, inputs: Inputs, number: int, plan: LayerPlan, before: Mapping[str, LayerRows]
     ) -> None:
-        """`number`: from 0; `before`: rows of all types as the layer finds them."""
+        """`number`: from 0; `before`: input rows of all types."""
         self._inputs, self._plan, self._before = inputs, plan, before
         self._step = inputs.steps.steps[number]
         self._into = {
@@ -122,12 +122,12 @@ class LayerStage(ABC):
 
     @property
     def after(self) -> dict[str, LayerRows]:
-        """Rows of all types after it."""
+        """Rows of all types after this layer."""
         return {**self._before, **self._made}
 
     @property
     def made(self) -> list[RowArray]:
-        """What it leaves to the next layer."""
+        """Arrays that this layer writes for the next one."""
         return [array for rows in self._made.values() for array in rows.files]
 
     @property
@@ -142,17 +142,17 @@ class LayerStage(ABC):
 
     @property
     def least_bytes(self) -> int:
-        """Rows before and after it, and the graph, once each."""
+        """Bytes of its input and output rows, and of the graph, once each."""
         return self._before_bytes + sum(map(num_bytes, self.made)) + self._graph_bytes
 
     @property
     def _again_bytes(self) -> int:
-        """Rows that are read once more for later slices."""
+        """Bytes of rows that are read again for later slices."""
         return 0
 
     @property
     def _used(self) -> list[str]:
-        """Types whose rows it needs."""
+        """Types whose rows this layer needs."""
         ends = {name for src, _, dst in self._step.layers for name in (src, dst)}
         return [name for name in self._before if name in ends]
 
@@ -162,7 +162,7 @@ class LayerStage(ABC):
 
     @property
     def _edges_bytes(self) -> int:
-        """Of all relations, as they are read for a slice."""
+        """Bytes of the edges of all relations, as read for each slice."""
         return self._graph_bytes
 
     @property
@@ -184,17 +184,17 @@ class LayerStage(ABC):
 
     @abstractmethod
     def _passing(self) -> Iterable[Columns]:
-        """What passes through files, each written once and read once."""
+        """Intermediate arrays in files, each written once and read once."""
 
     @abstractmethod
     def _compute(self, now: Running) -> None:
-        """Write all that it makes."""
+        """Write all arrays of `made`."""
 
     def _cursor(self, now: Running, arrays: tuple[RowArray, ...]) -> RowCursor:
         return RowCursor(store_of(now.files), arrays, self._inputs.steps.numpy_dtype)
 
     def _columns(self, path: str, num_rows: int, width: int, slices: tuple[Slice, ...]) -> Columns:
-        """An array for each slice, of so many numbers a part; none if these are none."""
+        """An array for each slice, with `width` numbers per part; none if `width` is 0."""
         return {
             s: self._array(f"{path}/columns{s.first}", num_rows, (s.stop - s.first) * width)
             for s in slices
@@ -211,7 +211,7 @@ def num_bytes(array: RowArray) -> int:
 
 
 def writing(held: ExitStack, writer: StoreWriter, arrays: Columns) -> Callable[[Tensor], None]:
-    """What to call with (rows, all parts, width), in order."""
+    """A function to call with consecutive (rows, all parts, width), which writes all `arrays`."""
     writers = [(some, held.enter_context(writer.rows(array))) for some, array in arrays.items()]
 
     def write(given: Tensor) -> None:

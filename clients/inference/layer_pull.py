@@ -1,9 +1,9 @@
-"""A layer in two passes: rows of sources are in memory as those of targets are made.
+"""A layer in two passes: contributions of sources are in memory while targets are computed.
 
-The first reads the rows of all nodes and computes what each gives to its neighbors and to its own
-result; that of nodes without edges in is done then.  The second reads the graph, adds up over each
-node's neighbors, whose share is in memory, and writes the rows of the next layer.  What does not
-fit memory is computed some columns at a time.
+The first pass reads the rows of all nodes and computes what each contributes to its neighbors and
+to its own result; nodes without in-edges are then done.  The second reads the graph, joins for each
+node the contributions of its neighbors in memory, and writes the rows of the next layer.  If they
+do not fit in memory, some columns are computed at a time.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,11 +21,11 @@ from clients.inference.model import Relation
 from clients.inference.plan import LayerPlan, Slice
 from clients.models import OrderedLayer
 
-_Take = Callable[[Tensor, int], None]  # rows as the layer has them, and the number of the first
+_Take = Callable[[Tensor, int], None]  # takes input rows, and the number of the first one
 
 
 class PulledLayer(LayerStage):
-    """Any layer of any store."""
+    """Computes any layer of any store in two passes."""
 
     def __init__(
         self, inputs: Inputs, number: int, plan: LayerPlan, before: Mapping[str, LayerRows]
@@ -40,7 +40,7 @@ class PulledLayer(LayerStage):
             rows = connected.receives[r[2]].num_rows
             width = layer.target_width - _shared_width(r, layer)
             self._targets[r] = self._columns(f"targets{i}", rows, width, plan.slices)
-        self._sums: dict[str, list[Columns]] = {}  # of a type: of ever more of its relations
+        self._sums: dict[str, list[Columns]] = {}  # by type: partial sums over its relations so far
         for i, (name, relations) in enumerate(self._into.items()):
             layer = layers[relations[0]]
             rows, width = connected.receives[name].num_rows, layer.num_out // layer.parts
@@ -62,7 +62,7 @@ class PulledLayer(LayerStage):
     # -- the first pass ----------------------------------------------------------------------------
 
     def _read_rows(self, now: Running, name: str) -> None:
-        """What nodes of a type give to their neighbors and to themselves."""
+        """Compute what nodes of a type contribute to their neighbors and to themselves."""
         first, nodes = 0, self._inputs.types[name].num_nodes
         progress = now.run.progress
         with ExitStack() as held, progress.stage(f"rows of {name}", nodes, "nodes") as stage:
@@ -76,7 +76,7 @@ class PulledLayer(LayerStage):
                 stage.advance(h.size(0))
 
     def _take_sources(self, now: Running, held: ExitStack, relation: Relation) -> _Take:
-        """The first slice stays in memory if the plan says so; the others go to files."""
+        """Store contributions of sources: slice 0 in memory if planned so, others in files."""
         layer, nodes = self._step.layers[relation], self._inputs.connected.gives[relation]
         parts, done = self._plan.slices[0].stop if relation in self._plan.kept else 0, 0
         shape = nodes.num_rows, parts, layer.source_width
@@ -95,7 +95,7 @@ class PulledLayer(LayerStage):
         return take
 
     def _take_targets(self, now: Running, held: ExitStack, name: str) -> _Take:
-        """To files; of nodes without edges in, the result."""
+        """Write contributions of targets to files, and the results of nodes without in-edges."""
         nodes, made = self._inputs.connected.receives[name], self._made[name].lone
         writers = {r: writing(held, now.files, self._targets[r]) for r in self._into[name]}
         lone = None if made is None else held.enter_context(now.run.hidden.rows(made))
@@ -106,7 +106,7 @@ class PulledLayer(LayerStage):
             for relation, write in writers.items():
                 layer = self._step.layers[relation]
                 if lone is None and not self._targets[relation]:
-                    continue  # sources give all that these do
+                    continue  # all of it equals the contributions of sources
                 given = layer.targets(h)
                 write(given[received][..., _shared_width(relation, layer) :])
                 if lone is not None:
@@ -122,7 +122,7 @@ class PulledLayer(LayerStage):
     # -- the second pass ---------------------------------------------------------------------------
 
     def _join(self, now: Running, name: str, some: Slice, out: RowArray) -> None:
-        """Rows of a type after the layer, of a slice of its parts: sums over relations into it."""
+        """Compute a slice of a type's rows after the layer: sums over the relations into it."""
         before: tuple[RowArray, ...] = ()  # sums over the relations so far
         partial_sums = [columns[some] for columns in self._sums[name]]
         for relation, array in zip(self._into[name], [*partial_sums, out], strict=True):
@@ -138,7 +138,7 @@ class PulledLayer(LayerStage):
             before = (array,)
 
     def _joined(self, now: Running, relation: Relation, some: Slice) -> Iterator[Tensor]:
-        """What a layer gives to the targets of a relation, in order: rows of a slice."""
+        """The results of a relation's layer for its targets, in order, for one slice."""
         layer, stored = self._step.layers[relation], self._inputs.relations[relation]
         connected = self._inputs.connected
         gives, receives = connected.gives[relation], connected.receives[relation[2]]
@@ -176,5 +176,5 @@ class PulledLayer(LayerStage):
 
 
 def _shared_width(relation: Relation, layer: OrderedLayer) -> int:
-    """Numbers of a target that the same node gives as a source, if both are of one type."""
+    """Numbers of a target's contribution that it shares with the same node as a source."""
     return layer.shared_width if relation[0] == relation[2] else 0

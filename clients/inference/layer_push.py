@@ -1,9 +1,9 @@
-"""A layer that adds up what nodes give, in one pass: rows and graph are read beside each other.
+"""A layer that adds up contributions in one pass, reading rows and graph at the same time.
 
-Edges are read by source (`by_source`).  So what a node gives goes to the sums of its neighbors as
-soon as its row is read, and only sums are in memory.  Columns of these that do not fit come later:
-what nodes of a type give to them passes through files, or is computed again from rows, whichever
-reads less (`plan.Later`).
+Edges are read by source (`by_source`).  So a node's contribution is added to the sums of its
+neighbors as soon as its row is read, and only sums are in memory.  Columns of these that do not fit
+are computed later: contributions to them pass through files, or are computed again from rows,
+whichever reads less (`plan.Later`).
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -37,14 +37,14 @@ _Edges = Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]
 
 
 class _Given(NamedTuple):
-    """What nodes with edges of a step give, in some columns: (nodes, columns) each."""
+    """Contributions of a step's nodes with edges, in some columns: (nodes, columns) each."""
 
-    own: NDArray[Any] | None  # to their own result; None: nothing leads to their type
+    own: NDArray[Any] | None  # to their own result; None: no relation leads to their type
     sent: Mapping[Relation, NDArray[Any]]  # to each of their neighbors
 
 
 class PushedLayer(LayerStage):
-    """A layer with `OrderedLayer.adds`."""
+    """Computes a layer that has `OrderedLayer.adds`, in one pass."""
 
     def __init__(
         self, inputs: Inputs, number: int, plan: LayerPlan, before: Mapping[str, LayerRows]
@@ -73,14 +73,14 @@ class PushedLayer(LayerStage):
 
     @property
     def _entered(self) -> dict[str, RowArray]:
-        """Rows that pass files once they have entered."""
+        """Projected rows (see `ModelSteps.enter`) that are kept in files for later slices."""
         later = self._plan.later
         return {n: r.arrays[0] for n, r in self._again.items() if later[n] is Later.ENTERED}
 
     @property
     def _again_bytes(self) -> int:
         each = sum(num_bytes(a) for rows in self._again.values() for a in rows.files)
-        once = sum(map(num_bytes, self._entered.values()))  # is in what passes
+        once = sum(map(num_bytes, self._entered.values()))  # already counted as passing
         return max(0, self.num_slices - 1) * each - once
 
     @property
@@ -98,11 +98,11 @@ class PushedLayer(LayerStage):
     def _compute(self, now: Running) -> None:
         for i, some in enumerate(self._plan.slices):
             sums = self._summed(now, some)
-            for name in self._into:  # each goes as soon as it is written
+            for name in self._into:  # each is freed once it is written
                 self._write(now, sums.pop(name), self._made[name].arrays[i])
 
     def _summed(self, now: Running, some: Slice) -> dict[str, NDArray[Any]]:
-        """By type, of the nodes that have edges: (nodes, columns of the slice)."""
+        """Sums by type, for the nodes that have in-edges: (nodes, columns of the slice)."""
         receives, dtype = self._inputs.connected.receives, self._inputs.steps.numpy_dtype
         shape = some.stop - some.first
         sums = {name: np.zeros((receives[name].num_rows, shape), dtype) for name in self._into}
@@ -130,7 +130,7 @@ class PushedLayer(LayerStage):
         sums: Mapping[str, NDArray[Any]],
         lost: Mapping[Relation, NDArray[Any]],
     ) -> None:
-        """Add what all nodes of a type give."""
+        """Add the contributions of all nodes of a type."""
         nodes, first, own_row = self._inputs.types[name], 0, 0
         with (
             ExitStack() as held,
@@ -163,7 +163,7 @@ class PushedLayer(LayerStage):
         sums: NDArray[Any],
         lost: NDArray[Any],
     ) -> None:
-        """Add rows of the nodes [first, stop) that give to the sums of their neighbors."""
+        """Add the rows of sending nodes in [first, stop) to the sums of their neighbors."""
         connected, (first, stop) = self._inputs.connected, nodes
         senders, targets = connected.gives[relation], connected.receives[relation[2]]
         at = 0
@@ -176,10 +176,10 @@ class PushedLayer(LayerStage):
             add_shares(rows, origins, to, shares, heavy, lost, sums)
             first, at = first + degrees.size, at + known.size
 
-    # -- what nodes give ---------------------------------------------------------------------------
+    # -- contributions -----------------------------------------------------------------------------
 
     def _computed(self, now: Running, name: str, some: Slice) -> Generator[_Given]:
-        """From rows.  The first slice brings the results of nodes without edges, and files."""
+        """Contributions from rows.  Slice 0 also writes lone nodes' results, and later files."""
         layers, connected, first = self._step.layers, self._inputs.connected, 0
         columns, into = slice(some.first, some.stop), self._into.get(name, [])
         with ExitStack() as held:
@@ -205,7 +205,7 @@ class PushedLayer(LayerStage):
                 first = stop
 
     def _rows(self, now: Running, name: str, some: Slice) -> Iterator[Tensor]:
-        """Of a type, as the layer has them."""
+        """Rows of a type as input of the layer."""
         entered, before = self._entered.get(name), self._before[name]
         if entered is None:
             yield from self._inputs.read(now.run.hidden, name, before)
@@ -218,7 +218,7 @@ class PushedLayer(LayerStage):
                     yield h
 
     def _stored(self, now: Running, name: str, some: Slice) -> Generator[_Given]:
-        """The same of a later slice, from files."""
+        """Contributions to a later slice, read from files."""
         connected, num_nodes = self._inputs.connected, self._inputs.types[name].num_nodes
         with ExitStack() as held:
 

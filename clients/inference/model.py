@@ -1,4 +1,4 @@
-"""A model as inference computes it: what enters, layers by relation, what leaves."""
+"""A model as inference computes it: input projections, layers by relation, output projection."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,21 +15,21 @@ from clients.models import LAYERS, Layered, OrderedLayer, RelationalModel
 from loaderd.api.errors import Refused
 
 Relation = tuple[str, str, str]
-_FEATURES = "x"  # what batches bring as `x`
+_FEATURES = "x"  # the array that batches have as `x`
 
 
 class Step(NamedTuple):
-    """One layer: rows of targets of its relations are computed, those of other types stay."""
+    """One layer: computes rows of the targets of its relations; rows of other types stay."""
 
     layers: Mapping[Relation, OrderedLayer]
-    activate: nn.Module  # what follows it
+    activate: nn.Module  # applied to its result
 
 
 class ModelSteps(NamedTuple):
-    """What of a model is asked of nodes, and in which order; types and relations of the store."""
+    """A model as a sequence of steps, with the types and relations of the store."""
 
-    enter: Mapping[str, nn.Module]  # by type: what features pass through
-    widths: Mapping[str, int]  # of the features of each type; 0: it has none
+    enter: Mapping[str, nn.Module]  # by type: applied to the features
+    widths: Mapping[str, int]  # of the features of each type; 0: none
     steps: Sequence[Step]
     leave: nn.Module
     num_out: int
@@ -38,12 +38,12 @@ class ModelSteps(NamedTuple):
 
     @property
     def adds(self) -> bool:
-        """Whether all layers add up what nodes give, so that it may come from anywhere first."""
+        """Whether all layers add up contributions, which may then come in any order."""
         return all(layer.adds for step in self.steps for layer in step.layers.values())
 
     @property
     def entered(self) -> Mapping[str, int]:
-        """Width of what has entered, by type; of those whose features do not stay as they are."""
+        """Width of projected features, for the types whose features are projected."""
         return {n: e.out_features for n, e in self.enter.items() if isinstance(e, nn.Linear)}
 
     @property
@@ -52,9 +52,9 @@ class ModelSteps(NamedTuple):
 
 
 def steps_of(model: nn.Module, manifest: Manifest, node_type: str = "") -> ModelSteps:
-    """The steps of a model of `clients.models`, also one that `clients.train` has wrapped.
+    """The steps of a model of `clients.models`, even if wrapped by `clients.train`.
 
-    node_type   whose rows are wanted, of a store of several types; "": the only one with labels
+    node_type   whose rows are wanted, if the store has several; "": the only one with labels
 
     Raises Refused: a model of another kind, or one that does not fit the store.
     """
@@ -106,7 +106,7 @@ def steps_of(model: nn.Module, manifest: Manifest, node_type: str = "") -> Model
 
 
 def load_model(path: Path, manifest: Manifest) -> nn.Module:
-    """The model that a checkpoint of `clients.train` holds, by the names and shapes in it.
+    """Load the model in a checkpoint of `clients.train`, from the names and shapes in it.
 
     Raises Refused: no such checkpoint, or one that does not fit the store.
     """
@@ -131,7 +131,7 @@ def load_model(path: Path, manifest: Manifest) -> nn.Module:
 
 
 def _made_of(state: Mapping[str, Tensor], manifest: Manifest) -> nn.Module:
-    """A model of the kind and the sizes that its parameters show.  Raises KeyError."""
+    """A model of the kind and sizes implied by its parameters.  Raises KeyError."""
     several = "out.weight" in state
     first = "layers.0.0." if several else "layers.0."
     marks = {"gat": "from_source", "sage": "own.weight", "gcn": "linear.weight"}
@@ -148,7 +148,7 @@ def _made_of(state: Mapping[str, Tensor], manifest: Manifest) -> nn.Module:
 
 
 def by_relation(manifest: Manifest) -> dict[Relation, StoredRelation]:
-    """The relations of a store by their ends and names."""
+    """The relations of a store by (source type, name, target type)."""
     return {(r.src, r.name, r.dst): r for r in manifest.relations}
 
 
@@ -160,7 +160,7 @@ def _feature_widths(manifest: Manifest) -> dict[str, int]:
 
 
 def _output_type(manifest: Manifest, name: str) -> NodeType:
-    """Raises Refused: no such type, or none is named and it is not plain which."""
+    """The type that is named.  Raises Refused: no such type; none named, and several possible."""
     types = {t.name: t for t in manifest.types}
     labelled = [t for t in manifest.types if t.label is not None]
     found = types.get(name) if name else None

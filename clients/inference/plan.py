@@ -1,4 +1,4 @@
-"""How much of a layer is in memory at a time; no file is read."""
+"""Plan how much of a layer is in memory at a time; reads no files."""
 
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -11,29 +11,29 @@ from clients.inference.edges import Connected
 from clients.inference.model import ModelSteps, Relation, Step
 from clients.inference.rows import SCAN_BYTES, STEP_ROWS
 
-BUFFER_BYTES = 1 << 20  # of each of two buffers of an array that is written
-MOST_TILES = 16  # of a relation, whose edges are sorted by source
+BUFFER_BYTES = 1 << 20  # each of two buffers per array being written
+MOST_TILES = 16  # per relation whose edges are sorted by source
 _TORCH_BYTES = 224 << 20  # the interpreter, torch and other libraries
-_READ_COPIES = 8  # of a scan: read, changed, ahead of use
-_STEP_COPIES = 3  # of what a step of rows computes
+_READ_COPIES = 8  # copies of a scan: read, converted, ahead of use
+_STEP_COPIES = 3  # copies of the results of a step of rows
 _EDGE_BYTES = 64 << 20  # ids, shares and sums of the edges of a step
 _PUSHED_BYTES = 32 << 20  # ids of the edges of a step
-_SORT_PIECE_BYTES = 16 << 20  # of edges on their way into a tile
-_SORT_NODE_BYTES = 8  # of a source, while a tile is sorted
+_SORT_PIECE_BYTES = 16 << 20  # edges that are being added to a tile
+_SORT_NODE_BYTES = 8  # per source, while a tile is sorted
 _TABLE_SHARE = 1024  # bytes of a store for each byte of its checksums
-_ORDER_BYTES = 16  # of a node: where its row of the result goes
-_MIN_SHARE = 16 << 20  # to put the result in that order
+_ORDER_BYTES = 16  # per node: the place of its row in the result
+_MIN_SHARE = 16 << 20  # least memory to put the result in that order
 
 
 class Slice(NamedTuple):
-    """Parts [first, stop) of what a layer gives."""
+    """Parts [first, stop) of a layer's result."""
 
     first: int
     stop: int
 
 
 class Later(Enum):
-    """Where slices after the first get from what nodes of a type give, if a layer is pushed."""
+    """Source of the contributions of a type's nodes to later slices of a pushed layer."""
 
     GIVEN = "files of what they give: to themselves, and by each relation"
     ENTERED = "a file of their rows once these have entered"
@@ -42,32 +42,32 @@ class Later(Enum):
 
 class LayerPlan(NamedTuple):
     slices: tuple[Slice, ...]  # computed one after another; each reads the graph once
-    # What nodes give to slice 0 is in memory from when it is computed; that to others passes files
+    # relations whose contributions to slice 0 stay in memory; those to other slices pass files
     kept: frozenset[Relation] = frozenset()
     later: Mapping[str, Later] = {}  # by type; of a layer that is pushed in more than one slice
-    tile_edges: int = 0  # of what is pushed by edges that are sorted by source
+    tile_edges: int = 0  # edges per tile, if a layer is pushed by edges sorted by source
 
     def spilled(self, relation: Relation) -> tuple[Slice, ...]:
-        """What sources give of these passes through a file."""
+        """The slices for which contributions of sources pass through files."""
         return self.slices[relation in self.kept :]
 
 
 class InferencePlan(NamedTuple):
     layers: tuple[LayerPlan, ...]
-    share: int  # bytes to put the result in order
-    tile_edges: int = 0  # that are sorted by source at a time; 0: none need to be
+    share: int  # bytes of memory to put the result in order
+    tile_edges: int = 0  # edges sorted by source at a time; 0: none need sorting
 
 
 def plan_inference(
     steps: ModelSteps, manifest: Manifest, mem_bytes: int, connected: Connected
 ) -> InferencePlan:
-    """Share out --mem.  Raises BudgetTooSmall with the minimum that would do."""
+    """Divide --mem.  Raises BudgetTooSmall with the minimum that would do."""
     fixed = _fixed_bytes(steps, manifest, connected)
     order = _ORDER_BYTES * steps.output_type.num_nodes
     one_part = max(max(_part_bytes(step, steps, connected)) for step in steps.steps)
     sorts = bool(connected.shares) and not connected.reverses
     edge, longest = _edge_bytes(manifest), max((r.num_edges for r in manifest.relations), default=0)
-    # of the memory of a layer: what is not there while edges are sorted, less what only that needs
+    # memory of a layer that is free while edges are sorted, less what only sorting needs
     spare = _PUSHED_BYTES + _scan_bytes(manifest) - _SORT_PIECE_BYTES
     spare -= _SORT_NODE_BYTES * max(t.num_nodes for t in manifest.types)
     one_tile = edge * -(-longest // MOST_TILES) - spare if sorts else 0
@@ -89,9 +89,9 @@ def plan_inference(
 
 
 def _part_bytes(step: Step, steps: ModelSteps, connected: Connected) -> list[int]:
-    """Of what may be in memory of one part of the result, one or some at a time.
+    """Bytes per part of the result that are in memory, by array of which one or more are there.
 
-    What all sources of a relation give; or all sums, which are there together.
+    Contributions of all sources, by relation; or all sums, which are in memory together.
     """
     size = steps.dtype.itemsize
     if connected.shares:
@@ -116,9 +116,9 @@ def _plan_layer(
         slices = _cut_kept(parts, part, share, lambda count: 2 * count * len(step.layers) * writer)
         return LayerPlan(slices or fewest, frozenset([joined_first] if slices else []))
     into = {r[2] for r in step.layers}
-    arrays = len(into) + len(step.layers)  # of each later slice
+    arrays = len(into) + len(step.layers)  # per later slice
     kept = _cut_kept(parts, part, share, lambda count: (count - 1) * arrays * writer)
-    # without buffers for files, or with them
+    # candidates: without file buffers, or with them
     plans = [_pushed(number, steps, manifest, connected, fewest, ())]
     if kept:
         plans.insert(0, _pushed(number, steps, manifest, connected, kept, tuple(Later)))
@@ -133,9 +133,9 @@ def _pushed(
     slices: tuple[Slice, ...],
     ways: tuple[Later, ...],
 ) -> tuple[int, LayerPlan]:
-    """(bytes that it reads beside rows and graph once each, the plan): each type the cheapest way.
+    """(bytes read besides rows and graph once each, the plan), with the cheapest way per type.
 
-    ways   that are open to types with rows; those without are computed again from nothing
+    ways   for types with rows; types without rows are computed again without reading any
     """
     step, size = steps.steps[number], steps.dtype.itemsize
     more, columns = len(slices) - 1, slices[-1].stop - slices[0].stop
@@ -160,9 +160,9 @@ def _cut_kept(
 ) -> tuple[Slice, ...]:
     """Slices, the first of which stays in memory while others are written; (): no room.
 
-    buffers   bytes of those that so many slices are written through
+    buffers   number of slices -> bytes of the buffers to write them through
 
-    One slice more than the fewest is worth it: what stays need not go to the disk and back.
+    One slice more than the fewest is worth it: the first need not be written and read back.
     """
     most = share // part_bytes
     fewest = -(-parts // most)
@@ -174,13 +174,13 @@ def _cut_kept(
 
 
 def _cut(first: int, stop: int, count: int) -> tuple[Slice, ...]:
-    """Parts [first, stop) as at most `count` slices of equal size, but for the last."""
+    """Parts [first, stop) as at most `count` slices of equal size, except for the last."""
     each = -(-(stop - first) // max(1, count))
     return tuple(Slice(at, min(at + each, stop)) for at in range(first, stop, max(1, each)))
 
 
 def _rows_bytes(number: int, steps: ModelSteps, t: NodeType) -> int:
-    """Rows of a type as a layer finds them."""
+    """Bytes of the input rows of a type at a layer."""
     receives = any(r[2] == t.name for r in steps.steps[0].layers)
     if number == 0 or not receives:
         array = t.features.get("x")
@@ -190,12 +190,12 @@ def _rows_bytes(number: int, steps: ModelSteps, t: NodeType) -> int:
 
 
 def _edge_bytes(manifest: Manifest) -> int:
-    """Of an edge while it is sorted: a word with both ends, and a column's entry."""
+    """Bytes of an edge while it is sorted: a word with both ends, and an entry of a column."""
     return 8 + ITEM_BYTES[manifest.id_dtype]
 
 
 def _scan_bytes(manifest: Manifest) -> int:
-    """To read an array ahead of its use."""
+    """Bytes of memory to read an array ahead."""
     return _READ_COPIES * max(SCAN_BYTES, manifest.block_bytes)
 
 
@@ -208,18 +208,18 @@ def _writer_bytes(manifest: Manifest) -> int:
 
 
 def _fixed_bytes(steps: ModelSteps, manifest: Manifest, connected: Connected) -> int:
-    """What is in memory whatever is computed: in the pass over rows, or in that over edges."""
+    """Bytes in memory for any plan: the larger of the passes over rows and over edges."""
     scan, writer = _scan_bytes(manifest), _writer_bytes(manifest)
     most = 0
     for step in steps.steps:
         given = sum(a.parts * (a.source_width + a.target_width) for a in step.layers.values())
         rows = STEP_ROWS * (given + max(steps.widths.values())) * steps.dtype.itemsize
-        of_rows = _STEP_COPIES * rows + 2 * scan  # also those of nodes without edges
-        if connected.shares:  # both at once: edges out of a type, and rows or what they give
+        of_rows = _STEP_COPIES * rows + 2 * scan  # also those of lone nodes
+        if connected.shares:  # edges out of a type together with rows or contributions
             out = max(sum(r[0] == t.name for r in step.layers) for t in manifest.types)
             most = max(most, of_rows + writer + _PUSHED_BYTES + (out - 1) * scan)
         else:
-            # of arrays that are written while what sources give is in memory; otherwise it is free
+            # of arrays written while contributions are in memory; otherwise there is room
             buffers = writer * (len(step.layers) + 1)
             most = max(most, of_rows + buffers, _EDGE_BYTES + writer + 3 * scan)
     widths = sum(t.num_nodes * steps.widths[t.name] for t in manifest.types)

@@ -1,4 +1,4 @@
-"""Where rows that were computed go: a file of numpy or Parquet, or an array of the store."""
+"""Outputs for computed rows: a NumPy or Parquet file, or an array of the store."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -31,7 +31,7 @@ Rows = Iterator[NDArray[Any]]
 
 
 class InferenceRun(PipelineRun):
-    """The store that is read, rows of layers that are over, and memory for the result."""
+    """A run with the input store, the rows of finished layers, and memory for the result."""
 
     def __init__(
         self, work: WorkFolder, progress: Progress, store: Store, hidden: StoreWriter, share: int
@@ -41,7 +41,7 @@ class InferenceRun(PipelineRun):
 
 
 class Result(NamedTuple):
-    """A place for rows."""
+    """An output for rows."""
 
     name: str
     target: Path  # the work folder is named after it
@@ -52,7 +52,7 @@ class Result(NamedTuple):
 def _write_file(
     path: Path, t: NodeType, array: RowArray, split: RowArray | None, run: InferenceRun, rows: Rows
 ) -> None:
-    """A file that appears by one rename.  `split`: the nodes whose rows are wanted; None: all."""
+    """Write a file, and rename it into place.  `split`: nodes whose rows are wanted; None: all."""
     ids: NDArray[Any] | None = None
     if split is None:
         places = read_rows(run.store, t.original_id)
@@ -77,7 +77,7 @@ def _write_file(
 
 
 def _chosen(pieces: Rows, wanted: NDArray[np.int64]) -> Rows:
-    """Rows of numbers that ascend, out of all rows."""
+    """The wanted rows (ascending numbers) out of the pieces of all rows."""
     first = 0
     for piece in pieces:
         low, high = np.searchsorted(wanted, [first, first + piece.shape[0]])
@@ -87,7 +87,7 @@ def _chosen(pieces: Rows, wanted: NDArray[np.int64]) -> Rows:
 
 
 def _write_array(name: str, array: RowArray, t: NodeType, run: InferenceRun, rows: Rows) -> None:
-    """One more array of features in the store."""
+    """Add an array of features to the store."""
     with StoreExtender(run.store.path, BUFFER_BYTES) as extender:
         with (
             extender.rows(array) as out,
@@ -107,7 +107,7 @@ def _write_array(name: str, array: RowArray, t: NodeType, run: InferenceRun, row
 
 
 def find_result(out: str, store: Store, steps: ModelSteps, split: str) -> Result:
-    """What `out` names.  Raises Refused, StoreExists."""
+    """The output that `out` names.  Raises Refused, StoreExists."""
     t, dtype = steps.output_type, steps.numpy_dtype.name
     chosen = _find_split(t, split) if split else None
     if out.startswith(_IN_STORE):
@@ -141,7 +141,7 @@ def _array_result(name: str, store: Store, t: NodeType, dtype: str, width: int) 
     where = f"{store.path}: {_IN_STORE}{name}"
     array = RowArray(path, dtype, t.num_nodes, (width,), "dense")
     target = store.path.with_name(f"{store.path.name}.infer")
-    # what a dead run has moved in goes when the store is extended again
+    # files that a dead run moved in are removed when the store is extended again
     stray = (store.path / path).exists() and not (store.path / EXTEND_FOLDER).exists()
     if not name or name in t.features or stray:
         remove_dead(target)

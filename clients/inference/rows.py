@@ -1,4 +1,4 @@
-"""Rows on their way between layers: arrays of blocks in a folder, read in order as numbers."""
+"""Rows between layers: arrays of blocks in a folder, read in order as numbers."""
 
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
@@ -13,7 +13,7 @@ from blockstore.writer import StoreWriter
 from preprocess.files.store import floats_ahead, rows_ahead
 
 SCAN_BYTES = 2 << 20
-STEP_ROWS = 4096  # fixed, as products of matrices may round otherwise by how many rows they have
+STEP_ROWS = 4096  # fixed, as a matrix product may round differently for another number of rows
 
 
 def row_array(path: str, dtype: Any, num_rows: int, width: int, block_bytes: int) -> RowArray:
@@ -24,7 +24,7 @@ def row_array(path: str, dtype: Any, num_rows: int, width: int, block_bytes: int
 
 
 def store_of(writer: StoreWriter) -> Store:
-    """The arrays that a writer has made so far."""
+    """A store of the arrays that a writer has written so far."""
     manifest = Manifest(
         format=FORMAT_VERSION, block_bytes=writer.block_bytes, id_dtype="uint64", types=(),
         relations=(), files=writer.digests,
@@ -33,10 +33,10 @@ def store_of(writer: StoreWriter) -> Store:
 
 
 class RowCursor(ExitStack):
-    """Rows of arrays side by side, in order, as many at a time as are asked for."""
+    """Reads rows of several arrays side by side, in order, any number at a time."""
 
     def __init__(self, store: Store, arrays: Sequence[RowArray], dtype: Any) -> None:
-        """`dtype`: of numpy, that they are wanted in."""
+        """`dtype`: NumPy's, that rows are converted to."""
         super().__init__()
         self._dtype, self._widths = dtype, [array.row_items for array in arrays]
         self._pieces = [self.enter_context(closing(_numbers(store, array))) for array in arrays]
@@ -49,7 +49,7 @@ class RowCursor(ExitStack):
         return out
 
     def fill(self, out: NDArray[Any]) -> None:
-        """The same into an array."""
+        """As `take`, into an array."""
         stops = np.cumsum(self._widths).tolist()
         for i, (stop, width) in enumerate(zip(stops, self._widths, strict=True)):
             done = 0

@@ -1,4 +1,4 @@
-"""Inference layer by layer: stages, each of which reads rows and graph in order."""
+"""Layer-wise inference as resumable stages, each of which reads rows and graph in order."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -33,8 +33,8 @@ from preprocess.pipeline.result import Ran, StageResult
 from preprocess.pipeline.stage import Cost, RunPlan, Stage, resumable
 from preprocess.pipeline.work import STORE, sign
 
-_MUCH = 1.1  # times rows and graph, above which it is said that a layer reads more
-_PIPELINE = 4  # goes up when stages or their files change: nothing older is taken over
+_MUCH = 1.1  # reads above this multiple of rows and graph are reported
+_PIPELINE = 4  # increased when stages or their files change: older work is not resumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class InferenceResult(Ran):
     num_rows: int
     num_out: int
     plan: InferencePlan
-    stages: tuple[StageResult, ...]  # those of earlier runs included
+    stages: tuple[StageResult, ...]  # including those of earlier runs
 
     def __str__(self) -> str:
         return (
@@ -66,19 +66,19 @@ def layerwise(
     mem_bytes: int = 2 << 30,
     progress: Progress | None = None,
 ) -> InferenceResult:
-    """Compute what a model gives for all nodes of a store, each with all of its neighbors.
+    """Compute a model's output for all nodes of a store, each with all of its neighbors.
 
-    model       of `clients.models`, without dropout here; its dtype is that of the computation
-    endpoint    of a daemon of this machine, which tells where its store lies, or a store's path
+    model       of `clients.models`, run without dropout; its dtype is that of the computation
+    endpoint    of a daemon on this machine, which tells where its store lies, or a store's path
     out         FILE.npy: row i is that of the node with original id i; FILE.parquet: columns `id`
-                and `rows`; array:NAME: an array of features that the store gets
+                and `rows`; array:NAME: an array of features that is added to the store
     split       rows of these nodes alone, in their order; with FILE.parquet
     node_type   whose rows are wanted, if the store has several types with labels
     store       its name, if the daemon serves several
-    mem_bytes   of this process; it changes no byte of the result
+    mem_bytes   memory of this process; it changes no byte of the result
 
-    Returns what was read and written, and the time it took.  Stopped or killed, the same call goes
-    on after the last layer that was finished.
+    Returns the bytes read and written, and the time taken.  If stopped or killed, the same call
+    continues after the last finished layer.
 
     Raises Refused, NoDaemon, BadInput, BudgetTooSmall, StoreExists, OutOfSpace, CorruptBlock.
     """
@@ -111,7 +111,7 @@ def layerwise(
 
 
 def _plan(store: Store, steps: ModelSteps, mem_bytes: int) -> tuple[Inputs, InferencePlan]:
-    """How layers are computed, and what is in memory."""
+    """Decide how layers are computed, and what is in memory."""
     connected = find_connected(store, steps.numpy_dtype if steps.adds else None)
     if not _pushes(Inputs(store, steps, connected)):
         connected = connected._replace(shares={})
@@ -120,11 +120,11 @@ def _plan(store: Store, steps: ModelSteps, mem_bytes: int) -> tuple[Inputs, Infe
 
 
 def _pushes(inputs: Inputs) -> bool:
-    """Whether less is read so, if memory has room for all: it changes how sums are rounded, so that
-    it may not follow memory.
+    """Whether to push layers: if that reads less, assuming that all fits in memory.  It changes the
+    rounding of sums, so it must not depend on the memory.
 
-    To sort edges by source is to read the graph once more than in two passes, which read again what
-    targets give to themselves, in each layer.
+    Sorting edges by source reads the graph once more; pulling passes the targets' contributions
+    through files in each layer.
     """
     connected, steps = inputs.connected, inputs.steps.steps
     if not connected.shares or connected.reverses:
@@ -148,8 +148,8 @@ def _layers(inputs: Inputs, plans: Sequence[LayerPlan]) -> list[LayerStage]:
 
 
 def _tell(layers: list[LayerStage], ahead: list[Stage[InferenceRun]], progress: Progress) -> None:
-    """A line for what is read ahead, and for each layer that will read much more than its rows and
-    graph once each."""
+    """Report sorting, and each layer that will read much more than its rows and graph once
+    each."""
     for stage in ahead:
         progress.line(
             f"{stage.name}: {format_bytes(stage.cost.read)} of the graph will be read, and "
@@ -168,13 +168,13 @@ def _tell(layers: list[LayerStage], ahead: list[Stage[InferenceRun]], progress: 
 
 
 def _stages(inputs: Inputs, layers: list[LayerStage], result: Result) -> list[Stage[InferenceRun]]:
-    """A layer each, then the result."""
+    """One stage per layer, then one that writes the result."""
     name, leave = inputs.steps.output_type.name, inputs.steps.leave
     last, passing = layers[-1].after[name], num_bytes(result.array)
 
     def write(run: InferenceRun) -> None:
         def rows() -> Iterator[NDArray[Any]]:
-            with torch.no_grad():  # of the thread that asks for the rows
+            with torch.no_grad():  # set per thread: for the one that takes the rows
                 for h in inputs.read(run.hidden, name, last):
                     yield leave(h).numpy()
 

@@ -1,4 +1,4 @@
-"""Which store is meant: one whose path is given, or that of a daemon of this machine."""
+"""Find the store to read: by its path, or as that of a daemon on this machine."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from loaderd.server.transport import ask_status, parse_either
 
 
 def find_store(endpoint: str, name: str = "") -> Store:
-    """The store, opened.
+    """Open the store.
 
     endpoint   of a daemon, or the path of a store
     name       of one of a daemon's stores; "": its only one
@@ -28,7 +28,7 @@ def find_store(endpoint: str, name: str = "") -> Store:
         )
     served = chosen[0]
     path = Path(served.path)
-    if not path.is_absolute():  # as the daemon was given it
+    if not path.is_absolute():  # relative to the daemon's folder
         path = Path(f"/proc/{reply.pid}/cwd").resolve() / path
     if not path.is_dir():
         raise Refused(

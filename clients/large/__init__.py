@@ -1,1 +1,1 @@
-"""Large batches: several steps whose rows come to the trainer once."""
+"""Large batches: several steps that share one transfer of rows to the trainer."""

@@ -1,8 +1,8 @@
-"""A large batch: some steps of an epoch, out of which each is taken on the device.
+"""Large batches: some steps of an epoch, each of which is cut out on the device.
 
-A batch's own rows of features are most of what it needs: those of the nodes that its last hop
-found, which only the first layer reads.  In a `FusedBatch` they are not gathered, nor are edges
-into them renumbered: the layer aggregates the large batch's rows by the places of the sources.
+Most of a batch's memory is feature rows of the nodes found by its last hop, which only the first
+layer reads.  In a `FusedBatch` these are not gathered, and their edges are not renumbered: the
+layer aggregates the large batch's rows by the places of the sources.
 """
 
 from abc import abstractmethod
@@ -21,23 +21,23 @@ from clients.records import TensorRecord
 from clients.torch import Batch
 from loaderd.api.errors import Refused
 
-_KEPT = 6 << 60  # of keys, in place of a relation: no other draw has it
+_KEPT = 6 << 60  # in keys, in place of a relation: no other draw uses it
 
 
 class SecondStage:
-    """Keeps of each column that a step expands the draws with the smallest hashes.
+    """Keeps the draws with the smallest hashes in each column that a step expands.
 
-    The hash of a draw is `draw_hash` under the key (seed, epoch, step, hop) of its target's
-    original id and its slot, its place among the column's draws: independent of the first draws.
+    The hash of a draw is `draw_hash` under the key (seed, epoch, step, hop), of its target's
+    original id and its slot (its place in the column): independent of the first draws.
     """
 
     def __init__(self, fanouts: Sequence[int], seed: int, epoch: int, step: int) -> None:
-        """`fanouts`: draws that are kept by each hop, at most; -1 is all."""
+        """`fanouts`: most draws to keep per column, by hop; -1: all."""
         self._fanouts = fanouts
         self._keys = [make_key(seed, epoch, step, hop, _KEPT) for hop in range(len(fanouts))]
 
     def __call__(self, hop: int, targets: Tensor, columns: Tensor, slots: Tensor) -> Tensor | None:
-        """int64, which draws of a hop are kept, ascending; None: all.
+        """Draws of a hop to keep, int64, ascending; None: all.
 
         targets   int64 (draws,) original id of each draw's target
         columns   int64 (draws,) place of its column among those that the hop expands, ascending
@@ -49,12 +49,12 @@ class SecondStage:
         hashes = draw_hash(node_key(self._keys[hop], targets), slots)
         by_hash = torch.argsort(hashes ^ SIGN, stable=True)
         order = by_hash[torch.argsort(columns[by_hash], stable=True)]
-        # columns stay where they are, so the ranks of a column's draws are its slots, permuted
+        # sorting keeps columns in place, so order[i] is the draw of rank slots[i] in its column
         return torch.sort(order[slots < fanout]).values
 
 
 class LargeBatch(TensorRecord):
-    """Steps of an epoch that come together."""
+    """Steps of an epoch that are transferred together."""
 
     __slots__ = ()
 
@@ -75,15 +75,15 @@ class LargeBatch(TensorRecord):
     @property
     @abstractmethod
     def num_rows(self) -> int:
-        """Distinct nodes, whose rows came along."""
+        """Number of distinct nodes, whose rows were transferred."""
 
 
 @dataclass(slots=True, repr=False)
 class OwnBatches(LargeBatch):
-    """Batches with draws of their own; of each row the first that needs it brings it."""
+    """Batches with draws of their own; each row comes with the first batch that needs it."""
 
-    steps: list[Batch]  # with rows of the nodes that no earlier one of them has
-    places: list[Tensor]  # int64, of each: places of its nodes among the distinct ones
+    steps: list[Batch]  # with rows of the nodes that no earlier batch has
+    places: list[Tensor]  # int64, by batch: places of its nodes among the distinct ones
 
     def rows(self) -> Tensor | None:
         return _joined([step.x for step in self.steps])
@@ -103,18 +103,18 @@ class OwnBatches(LargeBatch):
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Rows one behind the other; None if there are none."""
+    """Concatenated rows; None if there are none."""
     found = [part for part in parts if part is not None]
     return torch.cat(found) if found else None
 
 
 @dataclass(slots=True, repr=False)
 class SharedDraws(LargeBatch):
-    """A batch that was sampled as a whole, and where the steps are whose seeds it has."""
+    """A batch that was sampled as a whole, with the ranges of its steps among its seeds."""
 
     whole: Batch
-    first: int  # step whose seeds these are: the first one; earlier ones are left out
-    cut_seeds: list[tuple[int, int]]  # of each step: [start, stop) among the seeds of `whole`
+    first: int  # first step in `cut_seeds`; earlier ones of the large batch are left out
+    cut_seeds: list[tuple[int, int]]  # by step: [start, stop) among the seeds of `whole`
     second_fanout: tuple[int, ...]  # draws that a step keeps, by hop; (): all
     seed: int
 
@@ -141,16 +141,16 @@ PLACE = "large_place"  # name among `features` of the steps of `PartitionDraws`
 
 @dataclass(slots=True, repr=False)
 class PartitionDraws(SharedDraws):
-    """A batch around all seeds of some partitions, of which nodes of these alone are expanded.
+    """A batch around all seeds of some partitions, in which only nodes of these are expanded.
 
-    `features` of each step have `PLACE`, int64 (num_nodes,): 1 + a node's place in `whole`, of a
-    seed that was given several times its first one.
+    `features` of each step have `PLACE`, int64 (num_nodes,): 1 + a node's place in `whole`, for a
+    seed that was given several times the first one.
     """
 
     store_id: Tensor  # int64 (num_nodes,) of the nodes of `whole`
     inner: Tensor  # bool (num_nodes,) whether these lie in the partitions
-    # int64, for each layer l but the last: places of the boundary nodes, those that are not inner,
-    # of which layer l + 1 reads what layer l gives; distinct, ascending
+    # int64, for each layer l but the last: places of the boundary (not inner) nodes whose output of
+    # layer l is read by layer l + 1; distinct, ascending
     pull: list[Tensor]
 
     def cuts(self) -> Iterator[tuple[Batch, Tensor]]:
@@ -162,7 +162,7 @@ class PartitionDraws(SharedDraws):
 
     @property
     def written(self) -> Tensor:
-        """bool (num_nodes,): the inner nodes, those given several times once."""
+        """bool (num_nodes,): the inner nodes; of duplicate seeds only the first."""
         found, seeds = self.inner.clone(), self.whole.batch_size
         first = first_places(self.whole.n_id[:seeds])
         found[:seeds] &= first == torch.arange(seeds, device=first.device)
@@ -187,7 +187,7 @@ def boundary_reads(whole: Batch, inner: Tensor) -> list[Tensor]:
 
 @dataclass(slots=True, repr=False, kw_only=True)
 class FusedBatch(Batch):
-    """A batch whose `x` has the rows of the first layer's targets alone: of all hops but the last.
+    """A batch whose `x` has only rows of the first layer's targets: of all hops but the last.
 
     Give the model `exchange=FirstLayerRows(batch)`.
     """
@@ -197,7 +197,7 @@ class FusedBatch(Batch):
 
 
 class FirstLayerRows:
-    """The `RowExchange` of a fused batch: its first layer has the large batch's rows as sources."""
+    """The `RowExchange` of a fused batch: the first layer's sources are the large batch's rows."""
 
     def __init__(self, batch: FusedBatch) -> None:
         self._batch, self._last = batch, len(batch.num_sampled_edges) - 1

@@ -1,4 +1,4 @@
-"""Batches that come to the trainer, and to its device, several steps at a time."""
+"""Datasets that read, and move to the device, several steps at a time."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
@@ -40,13 +40,13 @@ _STATE = "large"  # in the state of a dataset with shared draws
 class LargeDataset(NodeSampledDataset[Batch]):
     """Batches of a store of one node type and one relation, read a large batch at a time.
 
-    A large batch covers `large_batches` steps, whose rows come once.  Iterating gives the batch of
-    each step, as `NeighborDataset` does; through `Prefetcher` each is taken on the device out of
-    the large batch there.  Steps, states and epochs count batches.
+    A large batch covers `large_batches` steps, whose rows are transferred once.  Iterating yields
+    the batch of each step, as in `NeighborDataset`; with `Prefetcher` it is cut out of the large
+    batch on the device.  Steps, states and epochs count batches.
     """
 
     batch_type, several_types = Batch, "clients.torch.HeteroDataset"
-    rows_by_device = False  # several messages make up what is brought to a device at once
+    rows_by_device = False  # several messages make up one transfer to a device
 
     def __init__(
         self,
@@ -60,24 +60,23 @@ class LargeDataset(NodeSampledDataset[Batch]):
         second_fanout: Sequence[int] = (),
         **options: Unpack[SeededOptions],
     ) -> None:
-        """As `NeighborDataset`, one node type and relation and no times.
+        """As `NeighborDataset`, for one node type and relation, without times.
 
-        draws          "own": the batches of `NeighborDataset`, to the bit.  "shared": the steps of
-                       a large batch have their draws in common, so the daemon samples them once;
-                       with frontier="layer".  "partitions": so have those of all seeds of
-                       `macro_partitions` partitions, for each rank others, of which nodes of these
-                       partitions alone are expanded; the others are for historical embeddings
+        draws          "own": the batches of `NeighborDataset`, bit for bit.  "shared": the steps of
+                       a large batch share their draws, so the daemon samples them once; needs
+                       frontier="layer".  "partitions": likewise, but a large batch has all seeds of
+                       `macro_partitions` partitions (each rank has others), and only nodes of these
+                       partitions are expanded; all other nodes are for historical embeddings
                        (`clients.large.history`)
-        large_batches  steps of a large batch; 0: a twelfth of an epoch's.  Of own draws it changes
-                       no batch
-        second_fanout  of shared draws: how many of them each step keeps of each node, by hop, -1 is
-                       all
+        large_batches  steps of a large batch; 0: a twelfth of an epoch's.  With own draws it
+                       changes no batch
+        second_fanout  with shared draws: how many draws each step keeps per node, by hop, -1: all
         """
         super().__init__(endpoint, split, num_neighbors, batch_size, **options)
         self.fused = False  # whether batches are handed out as `FusedBatch`
-        self.current: LargeBatch | None = None  # out of which the newest batch was handed out
+        self.current: LargeBatch | None = None  # that the newest batch was cut out of
         self._draws, self._steps_asked = draws, large_batches
-        self._layout: LargeSteps | PartitionSteps | None = None  # of the epoch that is read
+        self._layout: LargeSteps | PartitionSteps | None = None  # of the epoch being read
         self._second_fanout = fanouts_of_hops(second_fanout, "second_fanout")
         self._refuse()
 
@@ -120,14 +119,14 @@ class LargeDataset(NodeSampledDataset[Batch]):
     # -- large batches -----------------------------------------------------------------------------
 
     def _partition_plan(self, attached: Attached) -> PartitionPlan:
-        """As the daemon has it."""
+        """The same plan as the daemon's."""
         asked, dealt = self._request, attached.partitions
         assert dealt is not None
         part, bounds = Part(asked.rank, asked.world_size), GraphBounds(dealt.first[-1], ())
         return PartitionPlan(attached.resolved, part, bounds, np.array(dealt.seeds, np.int64))
 
     def _steps_of(self, attached: Attached, epoch: int) -> LargeSteps | PartitionSteps:
-        """How the steps of an epoch fall to large batches."""
+        """The division of an epoch's steps into large batches."""
         if self._draws == "partitions":
             return PartitionSteps.of_epoch(self._partition_plan(attached), epoch)
         return self._equal_steps(attached)
@@ -138,7 +137,7 @@ class LargeDataset(NodeSampledDataset[Batch]):
         return epoch if self._steps_asked else epoch.with_default()
 
     def _asked(self) -> Attach:
-        """The request; of shared draws for large batches, which all ranks read alike."""
+        """The request; with shared draws, for large batches, which all ranks read in full."""
         if self._draws == "own":
             return self._request
         if self._draws == "partitions":
@@ -200,7 +199,7 @@ class LargeDataset(NodeSampledDataset[Batch]):
         unit = plan.unit(whole.epoch, whole.step)
         ranges = plan.inner_ranges(unit.epoch, unit.macro, np.array(dealt.first))
         (stored,) = store_id.values()
-        # of ids inside a range an odd number of bounds is no larger
+        # an id lies inside a range if the number of bounds up to it is odd
         inner = torch.from_numpy(np.searchsorted(ranges, stored.numpy(), "right") % 2 == 1)
         return PartitionDraws(*shared, stored, inner, boundary_reads(whole, inner))
 
@@ -216,7 +215,7 @@ class LargeDataset(NodeSampledDataset[Batch]):
         return super().ahead()
 
     def first_large_batch(self) -> LargeBatch:
-        """That of the next epoch's first steps, for a look at it; no step is consumed."""
+        """Read the large batch of the next epoch's first steps, without consuming a step."""
         read = next(self.ahead()).batch
         assert isinstance(read, LargeBatch)
         return read
@@ -245,11 +244,11 @@ class LargeDataset(NodeSampledDataset[Batch]):
     # -- states ------------------------------------------------------------------------------------
 
     def state_dict(self, batch: Any = None) -> dict[str, Any]:
-        """As `SteppedDataset`; of own draws `NeighborDataset` can go on with it, and vice versa."""
+        """As in `SteppedDataset`; with own draws it fits `NeighborDataset`, too, and vice versa."""
         state = super().state_dict(batch)
         if self._draws != "shared":
             return state
-        # other datasets find no step, and refuse: theirs would be one of larger batches
+        # without a step other datasets refuse the state: it would count larger batches there
         step = state.pop("step")
         return state | {_STATE: {"step": step, "large_batches": self._steps_asked, **self._fixed()}}
 
@@ -270,6 +269,6 @@ class LargeDataset(NodeSampledDataset[Batch]):
         super().load_state_dict(state)
 
     def _fixed(self) -> dict[str, Any]:
-        """What the daemon does not know, and batches depend on."""
+        """Options that determine batches, but are unknown to the daemon."""
         asked = self._request.batch_size
         return {"batch_size": asked, "second_fanout": list(self._second_fanout)}

@@ -1,4 +1,4 @@
-"""Historical embeddings: what a layer gave for a node when it last was computed (JOESTAR, GAS).
+"""Historical embeddings: a layer's last computed output for each node (JOESTAR, GAS).
 
 Source: Fey, Lenssen, Weichert and Leskovec, GNNAutoScale: Scalable and Expressive Graph Neural
 Networks via Historical Embeddings, ICML 2021.
@@ -24,11 +24,11 @@ _HEADER = 4096  # bytes: JSON, then spaces
 
 
 class TableSpec(NamedTuple):
-    """What tables are of."""
+    """What determines the tables in a file."""
 
     store: str  # fingerprint
     model: str
-    tables: int  # one for each layer but the last
+    tables: int  # one for each layer except the last
     num_nodes: int
     width: int
     dtype: str  # of `DTYPES`
@@ -37,12 +37,12 @@ class TableSpec(NamedTuple):
 class HistoryTables:
     """Rows by (layer, store id), initially zero, in a file that all ranks of a host map.
 
-    The file is working memory: what goes on after a stop is in checkpoints.  One run has it at a
-    time.
+    The file is working memory: the state to resume from is in checkpoints.  Only one run may use
+    it at a time.
     """
 
     def __init__(self, path: str, spec: TableSpec, ranks: Ranks) -> None:
-        """Raises ValueError, on all ranks: ranks of several hosts, a file of something else."""
+        """Raises ValueError, on all ranks: ranks on several hosts, a file with other contents."""
         self.spec, self._path = spec, path
         self._unlock: Callable[[], object] | None = None  # of rank 0
         ranks.refuse_different(
@@ -56,7 +56,7 @@ class HistoryTables:
         self.rows = torch.from_numpy(np.memmap(path, spec.dtype, "r+", _HEADER, shape))
 
     def _create(self) -> str:
-        """Make the file, or make it zero again; returns why that cannot be."""
+        """Create the file, or zero it; returns an error message, or ""."""
         where, header = f"history {self._path}", json.dumps(self.spec._asdict()).encode()
         try:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -79,16 +79,16 @@ class HistoryTables:
         return ""
 
     def close(self) -> None:
-        """Let another run have the file."""
+        """Unlock the file for another run."""
         if self._unlock is not None:
             self._unlock()
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` takes; the rows are those of the file, not a copy."""
+        """State for `load_state_dict`; its rows are the mapped file, not a copy."""
         return {"spec": self.spec._asdict(), "rows": self.rows}
 
     def load_state_dict(self, state: dict[str, Any], ranks: Ranks) -> None:
-        """Go on with tables that were saved.  Raises ValueError: they are of something else."""
+        """Restore saved tables.  Raises ValueError: their `TableSpec` differs."""
         if state["spec"] != self.spec._asdict():
             raise ValueError(
                 f"history: the checkpoint has tables of {state['spec']}, expected "
@@ -100,10 +100,10 @@ class HistoryTables:
 
 
 class HistoricalEmbeddings:
-    """Brings rows of boundary nodes to the layers of a model, and keeps those of inner nodes.
+    """Supplies rows of boundary nodes to a model's layers, and records those of inner nodes.
 
-    All ranks call `begin` and `end` for each large batch.  Each has partitions of its own, so each
-    row has one writer.
+    All ranks call `begin` and `end` for each large batch.  Each has partitions of its own, so
+    each row has one writer.
     """
 
     def __init__(self, tables: HistoryTables, ranks: Ranks) -> None:
@@ -114,14 +114,14 @@ class HistoricalEmbeddings:
 
     @property
     def complete(self) -> bool:
-        """Whether the tables have all that was computed: between two large batches."""
+        """Whether the tables are up to date: between two large batches."""
         return self._large is None
 
     def begin(self, large: PartitionDraws) -> None:
-        """Pull what the steps of a large batch read."""
+        """Pull the rows that the steps of a large batch read."""
         nodes, device = large.whole.num_sampled_nodes, large.inner.device
         self._large = large
-        # by the `PLACE` of a node, so row 0 is nobody's; a column, to stand beside rows
+        # indexed by `PLACE`, so row 0 is unused; a column, to broadcast over rows
         self._inner = torch.cat([large.inner.new_zeros(1), large.inner])[:, None]
         self._rows = []
         for table, (places, rows) in enumerate(zip(large.pull, self.tables.rows, strict=True)):
@@ -133,11 +133,11 @@ class HistoricalEmbeddings:
             self._rows.append(own)
 
     def __call__(self, h: Tensor, table: int, places: Tensor) -> Tensor:
-        """What a layer gives, with the rows of boundary nodes from its table; own ones are kept.
+        """A layer's output with boundary rows from its table; records the rows of inner nodes.
 
         h       (nodes, width) after the activation, before dropout
         table   number of the layer
-        places  int64, of a batch's nodes, as `PLACE` has them
+        places  int64, the `PLACE` of a batch's nodes
         """
         own, places = self._rows[table], places[: h.size(0)]
         h = torch.where(self._inner[places], h, own[places].to(h.dtype))
@@ -149,13 +149,13 @@ class HistoricalEmbeddings:
         return self._large is not None and step == self._large.last
 
     def end(self) -> None:
-        """All steps of the large batch are trained: push what they computed."""
+        """After all steps of the large batch: push the rows that they computed."""
         large = self._large
         assert large is not None
-        self._ranks.barrier()  # all have pulled
+        self._ranks.barrier()  # until all ranks have pulled
         for own, rows in zip(self._rows, self.tables.rows, strict=True):
             (places,) = torch.nonzero(large.written[: own.size(0) - 1], as_tuple=True)
             ids = large.store_id[places].cpu()
             rows[ids] = own[places + 1].to("cpu", rows.dtype)
         self._large, self._rows = None, []
-        self._ranks.barrier()  # all have pushed
+        self._ranks.barrier()  # until all ranks have pushed

@@ -1,4 +1,4 @@
-"""Which way of computing a model's layers is the fastest here, by measurement."""
+"""Find the fastest way to compute a model's layers on this machine by measuring."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -10,18 +10,18 @@ from clients.large.batch import FirstLayerRows, FusedBatch, LargeBatch, fused_ba
 from clients.models import Layered, OrderedLayer
 from clients.torch import Batch
 
-_ROUNDS = 3  # of which the fastest counts
+_ROUNDS = 3  # the fastest of these counts
 
 
 class Order(NamedTuple):
-    """How layers are computed: the same results up to rounding, at another speed."""
+    """How layers are computed: changes the speed, and results only by rounding."""
 
     fused: bool  # the first layer from the large batch's rows
     aggregates_first: tuple[bool, ...]  # of each layer, the first one first
     kernels: tuple[str, ...]  # likewise, of `clients.aggregate.KERNELS`
 
     def apply(self, model: Layered) -> None:
-        """Have a model's layers computed so."""
+        """Set this order in a model's layers."""
         for layer, first, kernel in zip(
             _layers(model), self.aggregates_first, self.kernels, strict=True
         ):
@@ -29,13 +29,13 @@ class Order(NamedTuple):
 
     @classmethod
     def of(cls, model: Layered, fused: bool) -> "Order":
-        """As a model's layers are computed now."""
+        """The current order of a model's layers."""
         layers = _layers(model)
         firsts = tuple(layer.aggregates_first for layer in layers)
         return cls(fused, firsts, tuple(layer.kernel for layer in layers))
 
     def changed(self, number: int, kernel: str) -> "Order":
-        """With another kernel for a layer; "": with the other order."""
+        """The order with another kernel for a layer; "": with its other order of operations."""
         firsts, kernels = list(self.aggregates_first), list(self.kernels)
         if kernel:
             kernels[number] = kernel
@@ -45,10 +45,10 @@ class Order(NamedTuple):
 
 
 def measure_order(model: Layered, large: LargeBatch) -> Order:
-    """The fastest of these, by forward and backward over the steps of a large batch.
+    """The fastest order, by forward and backward over the steps of a large batch.
 
-    Layer by layer both orders are tried, from the first on, then its kernels by the faster one,
-    with and without a fused first layer.  The model is left with gradients, and with some order.
+    For each layer in turn, tries both orders, then the kernels in the faster one; all with and
+    without a fused first layer.  Leaves gradients, and an arbitrary order, in the model.
     """
     found: list[tuple[float, Order]] = []
     for fused in (False, True):
@@ -69,7 +69,7 @@ def _layers(model: Layered) -> list[OrderedLayer]:
 
 
 def _seconds(model: Layered, order: Order, large: LargeBatch) -> float:
-    """Of forward and backward over all steps, gathering included."""
+    """Seconds of forward and backward over all steps, including gathering."""
     order.apply(model)
     device = next(model.parameters()).device
     wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else lambda: None

@@ -1,7 +1,7 @@
-"""Batches of one shape, so that a model is compiled once, or a step recorded as one CUDA graph.
+"""Pad batches to one shape, so that a model compiles once, or a step becomes one CUDA graph.
 
-Each hop's nodes and edges are filled up to a bound.  Padding edges lead from a node that does not
-exist, whose row is zero, to another one, whose result nobody reads.
+Each hop's nodes and edges are padded to a bound.  Padding edges lead from a padding node, whose
+row is zero, to another one, whose result is not used.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,16 @@ from torch import Tensor
 
 from clients.torch import Batch
 
-_MARGIN = 0.05  # of a bound over the largest batch of the first epoch
-_WARM_UPS = 3  # on the stream that is captured: libraries allocate at their first calls
-_NOBODY = -1  # label and id of a node that does not exist: no loss is computed for it
+_MARGIN = 0.05  # by which a bound exceeds the largest batch of the first epoch
+_WARM_UPS = 3  # runs before the capture: libraries allocate at their first calls
+_NOBODY = -1  # label and id of a padding node: it has no loss
 
 
 @dataclass(slots=True, repr=False, kw_only=True)
 class PaddedBatch(Batch):
     """A batch whose `num_sampled_nodes`, `num_sampled_edges` and `batch_size` are the bounds.
 
-    `input_id` has the seeds that there are; the others have the label -1.
+    `input_id` has only real seeds; padding seeds have the label -1.
     """
 
 
@@ -32,20 +32,20 @@ class Padding:
     """Bounds on nodes and edges of each hop, learned from batches and then kept."""
 
     def __init__(self) -> None:
-        self.larger = 0  # batches that went beyond the bounds, and were not padded
+        self.larger = 0  # batches that exceeded the bounds, and were not padded
         self.settled = False
         self._nodes: list[int] = []
         self._edges: list[int] = []
 
     def observe(self, batch: Batch) -> None:
-        """Take a batch into account."""
+        """Extend the bounds to a batch."""
         self._nodes = _largest(self._nodes, batch.num_sampled_nodes)
         self._edges = _largest(self._edges, batch.num_sampled_edges)
 
     def settle(self, maxima: list[int]) -> None:
-        """Fix the bounds; `maxima`: those of all ranks, as `maxima` gives them."""
+        """Fix the bounds; `maxima`: the property's maximum over all ranks."""
         hops = len(self._nodes)
-        # a node that does not exist beside those that do
+        # room for at least one padding node
         self._nodes = [int(n * (1 + _MARGIN)) + 1 for n in maxima[:hops]]
         self._edges = [int(e * (1 + _MARGIN)) for e in maxima[hops:]]
         self.settled = True
@@ -60,11 +60,11 @@ class Padding:
         return {"settled": self.settled, "nodes": self._nodes, "edges": self._edges}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with bounds that were saved."""
+        """Restore saved bounds."""
         self.settled, self._nodes, self._edges = (state[n] for n in ("settled", "nodes", "edges"))
 
     def __call__(self, batch: Batch) -> Batch:
-        """A `PaddedBatch`; a batch beyond the bounds as it is, which is counted."""
+        """Pad a batch; one beyond the bounds is returned unchanged, and counted."""
         nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges
         fits = all(n < bound for n, bound in zip(nodes, self._nodes, strict=True))
         if not (fits and all(e <= bound for e, bound in zip(edges, self._edges, strict=True))):
@@ -106,15 +106,15 @@ def _largest(known: list[int], found: list[int]) -> list[int]:
 
 
 class ReplayedStep:
-    """A training step that is recorded with its first batch, and replayed with each."""
+    """A training step that is recorded at its first batch, and replayed for each batch."""
 
     def __init__(
         self, backward: Callable[[PaddedBatch], Tensor], step: Callable[[], object]
     ) -> None:
-        """Neither may have the host wait for the device.
+        """Neither function may make the host wait for the device.
 
-        backward   computes the gradients of a batch, and gives what the step is to return
-        step       of the optimizer, which has stepped before
+        backward   computes the gradients of a batch, and returns the step's result
+        step       the optimizer's, which must have run once before
         """
         self._backward, self._step = backward, step
         self._fixed: PaddedBatch | None = None  # the tensors that the graph reads
@@ -122,8 +122,8 @@ class ReplayedStep:
         self._result = torch.empty(0)
 
     def __call__(self, batch: PaddedBatch) -> Tensor:
-        """What `backward` gave; it is another batch's after the next call."""
-        # seeds that there are differ in number, and no model reads their places or further arrays
+        """The result of `backward`, valid until the next call."""
+        # the number of real seeds varies, and no model reads their places or further arrays
         batch = replace(batch, input_id=batch.input_id[:0], features={})
         if self._fixed is None:
             self._fixed = batch.map(torch.clone)
@@ -142,7 +142,7 @@ class ReplayedStep:
 
 
 def check_recordable(device: torch.device, world_size: int) -> None:
-    """Raises ValueError: steps there are not recorded."""
+    """Raises ValueError: steps on this device, or with several ranks, cannot be recorded."""
     if device.type != "cuda" or world_size > 1:
         raise ValueError(
             f"cuda_graph: found device '{device}' and {world_size} ranks, expected one rank with "
@@ -153,9 +153,9 @@ def check_recordable(device: torch.device, world_size: int) -> None:
 def record(
     run: Callable[[], object], warm_up: Callable[[], object], device: torch.device
 ) -> Callable[[], object]:
-    """Have a GPU record what `run` does, without doing it; the result does it.
+    """Capture `run` on a GPU without executing it; the returned function executes it.
 
-    Random numbers go on from where the generator is at each replay.
+    At each replay random numbers continue from the generator's current state.
     """
     state = torch.cuda.get_rng_state(device)
     aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -165,8 +165,8 @@ def record(
             warm_up()
     torch.cuda.current_stream(device).wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    # with "global", the default, CUDA ends the recording with an error as soon as another thread,
-    # such as the one that reads ahead, waits for a copy
+    # in "global", the default mode, CUDA fails the capture as soon as another thread, such as the
+    # one that reads ahead, waits for a copy
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         run()
     torch.cuda.set_rng_state(state, device)

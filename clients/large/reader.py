@@ -1,4 +1,4 @@
-"""Readers of several steps at once: rows that steps have in common are gathered once."""
+"""Readers of several steps at once, which gather rows that steps share only once."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ class DistinctNodes:
         self._make_room(_FIRST_ROOM)
 
     def add(self, n_id: NDArray[Any]) -> NDArray[np.int64]:
-        """The number of each of these nodes; new ones get the next."""
+        """The number of each node; new nodes get the next numbers."""
         draws = n_id.astype(np.uint64)
         if self.num + draws.size > self._nodes.size:
             known = self._nodes[: self.num]
@@ -51,18 +51,18 @@ class DistinctNodes:
 
 
 class NewRowsReader(BatchReader):
-    """Reads batches with the rows of nodes that no batch had since `begin`.
+    """Reads batches with only the rows of nodes that no earlier batch since `begin` had.
 
-    The daemon serves them as it serves any trainer, and has each batch back before the next: its
-    memory does not depend on how many steps are read at once.
+    The daemon serves them like any others, and each is released before the next: its memory does
+    not depend on the number of steps read at once.
     """
 
     def begin(self) -> None:
         self._distinct = DistinctNodes()
-        self.places: list[Tensor] = []  # int64, of each batch since: among the distinct nodes
+        self.places: list[Tensor] = []  # int64, by batch: of its nodes among the distinct ones
 
     def _wanted(self, ready: BatchReady, nodes: ItemOrder) -> ItemOrder:
-        """New nodes as the only type there is; others are of no type."""
+        """The new nodes as the only type; all others have no type."""
         known = self._distinct.num
         (n_id,) = (array for array in ready.structure.arrays if array.name == "n_id")
         places = self._distinct.add(self._narrow(ready.structure, n_id))
@@ -76,19 +76,19 @@ class NewRowsReader(BatchReader):
 
 
 class PartReader(BatchReader):
-    """Reads of batches that are for all ranks of a job what some of their seeds would have alone.
+    """Reads one rank's part of batches that were sampled for all ranks: that of some seeds.
 
-    Their structure is cut out, and only their rows are gathered.
+    The structure of the part is cut out of the whole, and only its rows are gathered.
     """
 
     def __init__(self, session: Session, pool: Memory, threads: int) -> None:
-        super().__init__(session, BufferPool(), threads)  # for the structure as a whole
+        super().__init__(session, BufferPool(), threads)  # for the whole structure
         self._target = pool
 
     def read_part(self, step: int, seeds: NDArray[np.int64]) -> Batch:
-        """The part of a batch, all of it copied and released; waits for the daemon.
+        """Read a part of a batch, all of it copied and released; waits for the daemon.
 
-        seeds   which of the batch's are meant, by their places
+        seeds   of the part, as places among the batch's seeds
         """
         ready = self._session.receive(BatchReady, step)
         self._target.received(self._session.attachment.data, [])

@@ -1,4 +1,4 @@
-"""How the steps of an epoch fall to large batches; pure."""
+"""Division of an epoch's steps into large batches; pure functions."""
 
 from typing import NamedTuple, Self
 
@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 from loaderd.plans.base import Part, count_steps, share
 from loaderd.plans.partitions import PartitionPlan
 
-LARGE_BATCHES = 12  # of an epoch, unless a number of steps is asked for
+LARGE_BATCHES = 12  # per epoch, unless a number of steps is given
 
 
 class LargeSteps(NamedTuple):
-    """An epoch of batches, `steps` of them to a large batch, each shared by the ranks."""
+    """An epoch with `steps` batches per large batch, each divided among the ranks."""
 
     num_seeds: int
-    batch_size: int  # of a step, all ranks together
+    batch_size: int  # of a step, for all ranks together
     world_size: int
     steps: int  # of a large batch; the last one of an epoch may have fewer
 
@@ -25,36 +25,36 @@ class LargeSteps(NamedTuple):
 
     @property
     def leaves_tail(self) -> bool:
-        """Whether seeds of the last step lie beyond its large batch.
+        """Whether the last step has seeds that lie beyond its large batch.
 
-        Seeds that are fewer than ranks join the last step; they begin a large batch of their own if
-        those before it are full.
+        Left-over seeds that are fewer than ranks join the last step; but they begin a large batch
+        of their own if the previous ones are full.
         """
         tail = self.num_seeds % self.batch_size
         full = self.num_steps % self.steps == 0 and self.num_seeds > self.batch_size
         return full and 0 < tail < self.world_size
 
     def without_tail(self) -> Self:
-        """With a few more steps to a large batch, if it needs these to leave no tail."""
+        """The same with the fewest further steps per large batch that leave no tail."""
         found = self
         while found.leaves_tail:
             found = found._replace(steps=found.steps + 1)
         return found
 
     def with_default(self) -> Self:
-        """With as many steps to a large batch that an epoch has `LARGE_BATCHES`, or fewer."""
+        """The same with as many steps per large batch as give at most `LARGE_BATCHES`."""
         return self._replace(steps=-(-self.num_steps // LARGE_BATCHES)).without_tail()
 
     def large(self, step: int) -> int:
-        """The large batch of a step."""
+        """The number of the large batch that has a step."""
         return step // self.steps
 
     def of(self, step: int) -> range:
-        """The steps of the large batch of a step, from this one on."""
+        """The steps of the large batch that has a step, from this step on."""
         return range(step, min((step // self.steps + 1) * self.steps, self.num_steps))
 
     def seeds(self, step: int, rank: int) -> range:
-        """A rank's share of a step, as places among the seeds of the large batch it reads."""
+        """A rank's share of a step, as places among the seeds of its large batch."""
         part = Part(rank, self.world_size)
         own = share(step, self.num_steps, self.num_seeds, self.batch_size, part)
         first = step // self.steps * self.steps * self.batch_size
@@ -62,12 +62,12 @@ class LargeSteps(NamedTuple):
 
 
 class PartitionSteps(NamedTuple):
-    """Steps of an epoch whose large batches are macro-batches, one for each rank at a time.
+    """Steps of an epoch whose large batches are macro-batches; in each round every rank has one.
 
-    Methods are those of `LargeSteps`.
+    The methods are those of `LargeSteps`.
     """
 
-    num_seeds: NDArray[np.int64]  # (rounds, ranks) of each macro-batch
+    num_seeds: NDArray[np.int64]  # (rounds, ranks) seeds of each macro-batch
     first: NDArray[np.int64]  # (rounds + 1,) first step of each round
 
     @classmethod

@@ -1,1 +1,1 @@
-"""Micrographs: batches cut by the ranks that own their seeds, and models that visit them."""
+"""Micrographs (LeapGNN): batches divided by the owners of their seeds, which models visit."""

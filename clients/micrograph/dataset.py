@@ -1,4 +1,4 @@
-"""Home batches: each rank trains the seeds of the global batch that it owns by an owner map."""
+"""Home placement: each rank trains those seeds of the global batch that an owner map gives it."""
 
 from dataclasses import dataclass
 from typing import Unpack
@@ -11,16 +11,16 @@ from loaderd.api.protocol import HomePlacement
 
 @dataclass(slots=True, repr=False, kw_only=True)
 class HomeBatch(Batch):
-    """What one rank trains of a global batch; there may be no seeds, and no nodes at all."""
+    """One rank's part of a global batch; it may have no seeds, and no nodes at all."""
 
-    seed_rank: Tensor  # int64 (seeds of all ranks,) which rank trains each, in the batch's order
+    seed_rank: Tensor  # int64 (seeds of all ranks,) rank that trains each, in the batch's order
 
 
 class HomeDataset(NodeSampledDataset[HomeBatch]):
-    """The batches of a rank, of a store of one node type and relation.
+    """One rank's batches of a store of one node type and relation.
 
     In a step all ranks together train the global batch of `NeighborDataset`, with the same edges;
-    which of its seeds a rank gets does not change a saved position.
+    a saved position does not depend on the placement of seeds.
     """
 
     batch_type, several_types = HomeBatch, "clients.torch.HeteroDataset"
@@ -36,17 +36,17 @@ class HomeDataset(NodeSampledDataset[HomeBatch]):
         time_steps: int = 0,
         **options: Unpack[SeededOptions],
     ) -> None:
-        """As `NeighborDataset`; what cannot be placed at home, the daemon refuses.
+        """As `NeighborDataset`; the daemon refuses options that do not go with home placement.
 
         owners       name of an owner map of the store, with as many owners as ranks
-        time_steps   seeds are merged by model into so many time steps; 0: each stays at home
-        frontier     "layer"
+        time_steps   time steps that seeds are merged into by model; 0: each seed stays at home
+        frontier     must be "layer"
         """
         super().__init__(endpoint, split, num_neighbors, batch_size, **options)
         self._ask_for(owners=owners, home=HomePlacement(time_steps))
 
     def set_time_steps(self, time_steps: int) -> None:
-        """Between two epochs: merge by model into another number of time steps from now on."""
+        """Set the number of time steps that seeds are merged into by model; between two epochs."""
         home = HomePlacement(time_steps)
         if home != self._request.home:
             self.close()

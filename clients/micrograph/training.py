@@ -1,6 +1,6 @@
-"""Training with home placement: what `clients.train --placement home` does in each iteration.
+"""Iterations of training with home placement (`clients.train --placement home`).
 
-Models visit the owners of their seeds.  Source of the schedule: LeapGNN
+Each model visits the ranks that own its seeds.  Source of the schedule: LeapGNN
 (docs/derivations/micrographs.md).
 """
 
@@ -23,36 +23,36 @@ from loaderd.plans.home import merge_times, times_of
 
 MERGES = ("server", "model")
 MIGRATE = ("never", "always")
-LossOf = Callable[[Batch], tuple[Tensor, Tensor]]  # summed over labelled seeds, and how many
+LossOf = Callable[[Batch], tuple[Tensor, Tensor]]  # sum over labelled seeds, and their number
 
 
 class HomeOptions(NamedTuple):
-    """How models visit the owners of their seeds, and are kept together."""
+    """How models visit the owners of their seeds, and how they are synchronized."""
 
-    time_steps: int = 1  # of an iteration; 0: they are searched for
-    by_model: bool = False  # seeds of time steps that are left out go to others of their model
-    migrate: bool = False  # models travel between time steps; they must with `sync_every` over 1
+    time_steps: int = 1  # per iteration; 0: search for the best number
+    by_model: bool = False  # seeds of dropped time steps move to others of the same model
+    migrate: bool = False  # models travel between time steps; needed if `sync_every` > 1
     # optimizer steps between two averages of the models; 1: gradients are added up in each step,
-    # so that all models are one
+    # so all models are the same
     sync_every: int = 1
 
 
 class ModelVisit(NamedTuple):
-    """A time step of an iteration, as rank s sees it: model (s - time) mod N is there."""
+    """A time step of an iteration on rank s, which model (s - time) mod N visits."""
 
     time: int
-    seeds: NDArray[np.int64]  # places among those of the rank's batch; there may be none
+    seeds: NDArray[np.int64]  # places in the rank's batch; may be empty
 
 
 def plan_visits(
     seed_rank: NDArray[np.int64], rank: int, num_ranks: int, time_steps: int
 ) -> list[ModelVisit]:
-    """The visits to a rank in an iteration, at the same times on all ranks.
+    """The visits to a rank in an iteration, in the same time steps on all ranks.
 
     seed_rank    of `HomeBatch`
-    time_steps   that are left after merging by server: seeds stay on their rank
+    time_steps   number left after merging by server, in which seeds stay on their rank
 
-    Time steps at which no rank has seeds are left out.
+    Time steps in which no rank has seeds are left out.
     """
     times = times_of(seed_rank, num_ranks)
     if time_steps < num_ranks:
@@ -64,7 +64,7 @@ def plan_visits(
 def visit_batches(
     batch: HomeBatch, rank: int, num_ranks: int, time_steps: int
 ) -> Iterator[tuple[int, Batch]]:
-    """(time step, its batch) of each visit: the batch of its seeds alone, cut out of the rank's."""
+    """(time step, batch) of each visit; the batch is cut out of the rank's for its seeds alone."""
     found = plan_visits(batch.seed_rank.cpu().numpy(), rank, num_ranks, time_steps)
     if len(found) == 1:
         yield found[0].time, batch
@@ -76,27 +76,27 @@ def visit_batches(
 
 
 class MergeSearch:
-    """Looks for the number of time steps with the fastest epochs; knows nothing but the time.
+    """Searches for the number of time steps with the fastest epochs, by measured time only.
 
-    The first epoch has one time step for each rank.  After each epoch that was faster than the one
-    before there is one less; the first that was not takes that back, and ends the search.
+    The first epoch has one time step for each rank.  After each epoch that was faster than the
+    previous one, there is one less; the first that was not undoes the last change, and ends it.
     """
 
     def __init__(self, num_ranks: int, clock: Callable[[], float]) -> None:
-        """`clock`: gives seconds, as `time.monotonic`."""
+        """`clock`: returns seconds, as `time.monotonic`."""
         self.time_steps = num_ranks
         self.ended = num_ranks == 1
         self._num_ranks, self._clock = num_ranks, clock
-        self._before = float("inf")  # seconds of the epoch before
-        self._spent = 0.0  # seconds of this epoch, before it was gone on with
+        self._before = float("inf")  # seconds of the previous epoch
+        self._spent = 0.0  # seconds of this epoch before it was resumed
         self._begun = clock()
 
     def begin_epoch(self) -> None:
-        """An epoch begins, or goes on where a state was saved."""
+        """Call when an epoch begins, or is resumed from a saved state."""
         self._begun = self._clock()
 
     def end_epoch(self) -> None:
-        """Decide the time steps of the next one."""
+        """Decide the number of time steps of the next epoch."""
         seconds, self._spent, self._begun = self._seconds, 0.0, self._clock()
         if self.ended:
             return
@@ -105,19 +105,19 @@ class MergeSearch:
             self.ended = True
             return
         self._before = seconds
-        # one time step is left: there are none to merge
+        # with one time step there is nothing left to merge
         self.ended = self.time_steps == 1
         self.time_steps = max(1, self.time_steps - 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values: where the search stands, in the middle of an epoch, too."""
+        """The state of the search in plain values, also in the middle of an epoch."""
         return {
             "num_ranks": self._num_ranks, "time_steps": self.time_steps, "ended": self.ended,
             "before": self._before, "spent": self._seconds,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with a search; one with another number of ranks begins from scratch."""
+        """Resume a search; with another number of ranks it begins from scratch."""
         if state["num_ranks"] != self._num_ranks:
             return
         self.time_steps, self.ended = state["time_steps"], state["ended"]
@@ -126,22 +126,22 @@ class MergeSearch:
 
     @property
     def _seconds(self) -> float:
-        """Of this epoch, so far."""
+        """Seconds of this epoch so far."""
         return self._spent + self._clock() - self._begun
 
 
 class RankRing:
-    """The ranks in their order, on a process group of their own: nothing else waits for it."""
+    """A ring of the ranks on a process group of its own, so that nothing else waits for it."""
 
     def __init__(self, ranks: Ranks) -> None:
-        """All ranks make theirs at the same time."""
+        """A collective call: all ranks make theirs at the same time."""
         self._ranks, self._group = ranks, None
         if ranks.world_size > 1:
             limit = timedelta(seconds=ranks.timeout_s)
             self._group = distributed.new_group(timeout=limit)
 
     def shift(self, values: Tensor, hops: int) -> None:
-        """Put the values of the rank `hops` before this one in place of its own, 1-d.
+        """Replace `values`, 1-d, by those of the rank `hops` before this one.
 
         Both transfers are posted together, so that no two ranks wait for each other.
         """
@@ -164,9 +164,9 @@ class HomeTraining:
     """Iterations on the batches of one rank, and the search for the number of their time steps.
 
     With `sync_every` 1 parameters do not change between the time steps of an iteration, and a sum
-    of gradients does not depend on the model to which a part of it is booked.  So migration changes
-    the gradient by rounding alone, and so does each number of time steps.  With more, each model
-    takes its optimizer steps on its own seeds, and travels with its optimizer's state.
+    of gradients does not depend on which model adds which part.  So migration, and the number of
+    time steps, change the gradient only by rounding.  With a larger `sync_every`, each model takes
+    optimizer steps on its own seeds, and travels with its optimizer's state.
     """
 
     def __init__(
@@ -181,10 +181,10 @@ class HomeTraining:
         self._options, self._data, self._ranks = options, data, ranks
         self._gradients, self._optimizer = gradients, optimizer
         self._ring = RankRing(ranks) if options.migrate else None
-        # the model here is that of the rank so many before this one; None: all models are one
+        # how many ranks before this one the model here has its home; None: all models are the same
         self._time: int | None = None
         self._sums = torch.zeros(2, dtype=torch.float64)  # losses since the last average
-        self.averaged = True  # all ranks have the same model
+        self.averaged = True  # whether all ranks have the same model
         self._search: MergeSearch | None = None
         if not options.time_steps:
             self._search = MergeSearch(ranks.world_size, time.monotonic)
@@ -194,24 +194,24 @@ class HomeTraining:
         return self._options.time_steps if self._search is None else self._search.time_steps
 
     def begin_epoch(self) -> None:
-        """On all ranks, before batches of an epoch are read."""
+        """Call on all ranks before batches of an epoch are read."""
         if self._options.by_model:
             self._data.set_time_steps(self.time_steps)
-            self._ranks.barrier()  # the stream of the epoch before has nobody who reads it
+            self._ranks.barrier()  # until no rank reads the previous epoch's stream
             self._data.attached()
-            self._ranks.barrier()  # who comes later may not find a place in their stream
+            self._ranks.barrier()  # a later rank may find no place in the stream
         if self._search is not None:
             self._search.begin_epoch()
 
     def update(self, batch: HomeBatch, loss_of: LossOf) -> tuple[float, int]:
-        """Train one iteration: sum of the losses, and how many, on all ranks together.
+        """Train one iteration; returns the sum of the losses and their number, over all ranks.
 
-        With `sync_every` the sums are those since the last average, and 0 before the next one;
-        models are averaged after the last iteration of an epoch, in any case.
+        With `sync_every` over 1 an iteration that averages models returns the sums since the last
+        average, all others 0; the last iteration of an epoch always averages.
         """
         gradients, ranks = self._gradients, self._ranks
         last = batch.step == len(self._data) - 1
-        # merged by model, seeds have come so from the daemon; by server, they stay on their rank
+        # merging by model was done by the daemon; merging by server keeps seeds on their rank
         kept = ranks.world_size if self._options.by_model else self.time_steps
         gradients.clear()
         for at, visit in visit_batches(batch, ranks.rank, ranks.world_size, kept):
@@ -233,7 +233,7 @@ class HomeTraining:
         return found
 
     def _travel(self, at: int) -> None:
-        """Have the model of this time step here."""
+        """Bring the model of this time step here."""
         before, self._time = self._time, at
         if self._ring is None or before is None or before == at:
             return
@@ -245,9 +245,9 @@ class HomeTraining:
         _scatter(values, parts)
 
     def _average(self) -> tuple[float, int]:
-        """Put the mean of all models, and of their optimizers' state, in the place of each.
+        """Replace each model, and its optimizer's state, by the mean over all ranks.
 
-        With the state, all ranks go on from one point: what rank 0 saves is all there is to save.
+        As this includes the state, all ranks continue from one point, which rank 0 alone can save.
         """
         parts = self._model()
         values = torch.cat([part.flatten() for part in parts])
@@ -259,9 +259,9 @@ class HomeTraining:
         return loss, int(labelled)
 
     def _model(self) -> list[Tensor]:
-        """Parameters, and what the optimizer keeps of each: nothing before its first step.
+        """Parameters, and the optimizer's state of each: none before its first step.
 
-        Numbers of steps are no part of it: they are the same for all models.
+        Step counts are left out, as they are the same for all models.
         """
         found = [p.detach() for group in self._optimizer.param_groups for p in group["params"]]
         kept = [
@@ -273,23 +273,23 @@ class HomeTraining:
         return found + kept
 
     def _agree(self, search: MergeSearch) -> None:
-        """Clocks differ: rank 0 decides."""
+        """Adopt the decision of rank 0, as clocks differ."""
         first = self._ranks.rank == 0
         steps, ended = self._ranks.total(search.time_steps * first, search.ended * first)
         search.time_steps, search.ended = int(steps), bool(ended)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the search stands."""
+        """The state of the search."""
         return {} if self._search is None else self._search.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """A search begins from scratch if none was asked for when the state was saved."""
+        """Resume the search; from scratch if there was none when the state was saved."""
         if self._search is not None and state:
             self._search.load_state_dict(state)
 
 
 def _scatter(values: Tensor, parts: list[Tensor]) -> None:
-    """Flat values to the tensors that they were made of."""
+    """Copy flat values back to the tensors that they were made of."""
     for part, own in zip(
         parts, values.split_with_sizes([part.numel() for part in parts]), strict=True
     ):

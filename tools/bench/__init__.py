@@ -1,1 +1,1 @@
-"""Measurements: `python -m tools.bench NAME`; a run is one JSON line a peer."""
+"""Measurements: `python -m tools.bench NAME`; a run gives one JSON line per side."""

@@ -1,4 +1,4 @@
-"""Rate and bytes read against memory, from the least budget to all in memory, and by groups."""
+"""Rate and bytes read by memory, from the minimum to all in memory, and by hyperbatch size."""
 
 import os
 import tempfile
@@ -18,11 +18,11 @@ from tools.bench.resources import bytes_read, cpu_seconds, descendants
 from tools.bench.setup import counters, drop_cache, serving, total_bytes
 
 _NAMES = ("all included", "after the first batch")
-_CLIENT_BYTES = 768 << 20  # of a control group beside --mem: interpreters, torch, batches of it
+_CLIENT_BYTES = 768 << 20  # added to --mem for a control group: interpreters, torch and its batches
 
 
 def run_cold(given: ServedEpochs) -> Mapping[str, float]:
-    """A daemon and a session of its own, from the attach on: all that is read is counted."""
+    """Run a fresh daemon and session, and count everything from the attach on."""
     with (
         tempfile.TemporaryDirectory() as folder,
         serving(given.store, Path(folder), given.mem, *given.serve) as endpoint,
@@ -111,13 +111,13 @@ def _draw(
     memory: Sequence[str],
     sizes: Sequence[str],
 ) -> None:
-    """Three pictures into the folder: rate and bytes against memory, bytes against groups."""
+    """Draw three pictures: rate and bytes by memory, bytes by hyperbatch size."""
 
     def points(names: Sequence[str], xs: Sequence[float], figure: str) -> Series:
         values = [
             (x, found[n].get(figure, {}).get("median")) for n, x in zip(names, xs, strict=True)
         ]
-        some = [(x, y) for x, y in values if y]  # not what was skipped, nor 0 on this axis
+        some = [(x, y) for x, y in values if y]  # no skipped sides; a log axis has no 0
         return Series(_NAMES[figure.endswith("_later")], some)
 
     assert given.figures is not None
@@ -134,7 +134,7 @@ def _draw(
         "bytes": Chart(
             "KB read a seed against memory", "--mem, MiB", "KB a seed",
             (points(memory, mib, "KB_per_seed"),
-             points(memory[:-1], mib[:-1], "KB_per_seed_later")),  # the last reads nothing more
+             points(memory[:-1], mib[:-1], "KB_per_seed_later")),  # the last reads no more
         ),
         "groups": Chart(
             f"KB read a seed against minibatches together, --mem {given.sizes_mem}",

@@ -23,8 +23,8 @@ from tools.bench.harness import BenchOptions, BenchPlan, Ratio, Run, Side, SideS
 from tools.bench.setup import rate
 
 DEPTH = 8
-LIMIT_BYTES = 1 << 30  # that are read to know a disk's limit
-TRANSIT_BYTES = 1 << 20  # of each thread, for pages at random
+LIMIT_BYTES = 1 << 30  # read to measure a disk's limit
+TRANSIT_BYTES = 1 << 20  # per thread, for pages at random
 OURS, BARE = "ours, verified", f"bare preadv, {DEPTH} threads"
 OUR_PAGES, BARE_PAGES = "ours, pages verified", "bare, pages at random"
 
@@ -40,7 +40,7 @@ class DiskOptions(BenchOptions):
 
 
 def make_file(path: Path, size: int, block: int) -> BlockedFile:
-    """A file of random blocks, and their checksums."""
+    """Make a file of random blocks with checksums."""
     count, pages = size // block, block // PAGE_BYTES
     crcs = np.empty(count * pages, np.uint32)
     buffer = aligned_buffer(block)
@@ -57,7 +57,7 @@ def make_file(path: Path, size: int, block: int) -> BlockedFile:
 
 
 def read_bare(path: Path, size: int, block: int) -> dict[str, float]:
-    """GB/s of a bare loop: eight threads, one direct preadv a block, nothing verified."""
+    """GB/s of a bare loop: eight threads, one direct preadv per block, nothing verified."""
 
     def read(thread: int) -> None:
         view = byte_view(aligned_buffer(block))
@@ -73,7 +73,7 @@ def read_bare(path: Path, size: int, block: int) -> dict[str, float]:
 
 
 def disk_limit(store: Path) -> dict[str, float]:
-    """GB/s that the disk gives now, over the store's largest shard."""
+    """Current GB/s of the disk, measured on the store's largest shard."""
     path = max((p for p in store.rglob("c/*/*") if p.is_file()), key=lambda p: p.stat().st_size)
     size = min(LIMIT_BYTES, path.stat().st_size)
     block = next(b for b in (1 << 20, PAGE_BYTES) if size >= b)
@@ -124,7 +124,7 @@ def open_our_pages(file: BlockedFile, count: int, readers: int) -> Iterator[Run]
 
 
 def read_bare_pages(file: BlockedFile, count: int, readers: int) -> dict[str, float]:
-    """Reads/s of as many threads with as many reads in flight, and nothing verified."""
+    """Reads/s with the same numbers of threads and reads in flight, and nothing verified."""
     pieces = np.zeros((count, 4), np.int64)
     pieces[:, :3] = _pages_at_random(file, count)
     pieces[:, 3] = np.arange(count) % MOST_PIECES * PAGE_BYTES
@@ -139,7 +139,7 @@ def read_bare_pages(file: BlockedFile, count: int, readers: int) -> dict[str, fl
     fds = np.array([os.open(file.shards[0], os.O_RDONLY | os.O_DIRECT)])
     try:
         with ThreadPoolExecutor(readers) as pool:
-            read(pieces[:1])  # the kernel is loaded then
+            read(pieces[:1])  # loads the kernel
             begun = time.perf_counter()
             list(pool.map(read, np.array_split(pieces, readers)))
             return {"reads_per_s": count / (time.perf_counter() - begun)}

@@ -1,4 +1,4 @@
-"""Benches of loaders: epochs of batches, what they took, and what the daemon did for them."""
+"""Benches of loaders: epochs of batches, their costs, and the daemon's counters."""
 
 import importlib.util
 import itertools
@@ -38,26 +38,26 @@ SHARES = (50, 90, 99)  # percentiles of waits
 
 
 class ServedEpochs(NamedTuple):
-    """A daemon, and a client that takes epochs from it."""
+    """Options of a daemon, and of a client that reads epochs from it."""
 
     store: Path
     mem: str  # of the daemon
     options: Mapping[str, Any]  # of the dataset
     serve: tuple[str, ...] = ()  # options of the daemon
-    before: int = 0  # batches that are not timed
+    before: int = 0  # batches taken first, without timing
     steps: int = MOST  # batches that are timed
-    model: tuple[int, int, int] = (0, 0, 0)  # width, hidden, classes: it is trained, if any
+    model: tuple[int, int, int] = (0, 0, 0)  # width, hidden, classes; zeros: no model is trained
     threads: int = 1  # of the model
-    remote: str = ""  # where the client connects, if not on the same host
-    think_s: float = 0.0  # that a trainer is busy after each batch, in a second epoch
+    remote: str = ""  # endpoint for the client, if not the local one
+    think_s: float = 0.0  # in a second epoch, the trainer is busy this long after each batch
 
 
 def take(
     batches: Iterable[Any], before: int, steps: int, step: Callable[[Any], object] | None = None
 ) -> dict[str, float]:
-    """Take batches to the end, or so many; those before are not timed.
+    """Take `steps` batches, or all, after `before` untimed ones.
 
-    step   what a trainer does with a batch
+    step   called with each batch, as a trainer
     """
     ahead, opened = iter(batches), time.perf_counter()
     for batch in itertools.islice(ahead, before):
@@ -88,20 +88,20 @@ def take(
 
 
 def batch_bytes(batch: Any) -> int:
-    """Of its tensors that lie in memory of its own."""
+    """Bytes of the tensors of a batch that have their own memory."""
     tensors = (getattr(batch, name, None) for name in ("x", "y", "edge_index", "n_id", "input_id"))
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 def hold_core(seconds: float) -> None:
-    """As a trainer at work does."""
+    """Keep a core busy, like a trainer."""
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         pass
 
 
 def open_epochs(given: ServedEpochs) -> Iterator[Run]:
-    """One daemon and one session for all rounds."""
+    """Rounds with one daemon and one session for all of them."""
     with tempfile.TemporaryDirectory() as folder:
         torch.set_num_threads(given.threads)
         with serving(given.store, Path(folder), given.mem, *given.serve) as endpoint:
@@ -114,7 +114,7 @@ def open_epochs(given: ServedEpochs) -> Iterator[Run]:
             def run() -> Mapping[str, float]:
                 before = counters(endpoint)
                 figures = take(data, given.before, given.steps, step)
-                if given.think_s:  # waits of a trainer that is busy; the first window not counted
+                if given.think_s:  # waits of a busy trainer, without the first window
                     first = min(data.attached().window, len(data) - 1)
                     busy = take(data, first, MOST, lambda _: hold_core(given.think_s))
                     figures |= {name: v for name, v in busy.items() if "wait" in name}
@@ -129,10 +129,10 @@ def open_epochs(given: ServedEpochs) -> Iterator[Run]:
 
 
 def run_fresh(given: ServedEpochs) -> Mapping[str, float]:
-    """An epoch with a daemon and a session of its own, between two looks at the disk.
+    """An epoch with a fresh daemon and session, between two measurements of the disk.
 
-    `over_bound` is the time taken over the greater of two that none can beat: bytes read at the
-    disk's limit, and the CPU seconds of all processes shared by the cores.
+    `over_bound` is the time taken over the greater of two lower bounds: that of the bytes read at
+    the disk's limit, and that of the CPU seconds of all processes shared by the cores.
     """
     disk = disk_limit(given.store)["GB_per_s"]
     with contextmanager(open_epochs)(given) as one:
@@ -169,13 +169,13 @@ def seeds_of(graph: Path, count: int) -> NDArray[np.int64]:
 
 
 def pyg_sampler() -> str:
-    """What PyG samples with here: pyg-lib is the faster one."""
+    """The library that PyG samples with here: pyg-lib, the faster one, if it is installed."""
     found = (name for name in ("pyg_lib", "torch_sparse") if importlib.util.find_spec(name))
     return next(found, "none")
 
 
 def open_pyg(given: LoaderOptions, workers: int) -> Iterator[Run]:
-    """Its sampler turns the edges to CSC beforehand."""
+    """PyG's loader; its sampler converts the edges to CSC before the rounds."""
     if pyg_sampler() == "none":
         raise SideSkipped("PyG samples with pyg-lib or torch-sparse, and neither is installed")
     from torch_geometric.data import Data

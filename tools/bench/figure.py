@@ -7,7 +7,7 @@ from xml.sax.saxutils import escape
 
 _WIDTH, _HEIGHT = 680, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 90, 650, 70, 330
-_LEAST_APART = 40  # of numbers on the horizontal axis
+_LEAST_APART = 40  # least distance of numbers on the horizontal axis
 _CLASSES = ("ours", "peer", "third")
 _STYLE = """
     .page { fill: #ffffff; }
@@ -36,7 +36,7 @@ class Series(NamedTuple):
 
 class Chart(NamedTuple):
     title: str
-    x: str  # what the axis says
+    x: str  # label of the axis
     y: str
     series: Sequence[Series]
     limits: Sequence[tuple[str, float]] = ()  # name and y of a dashed line
@@ -54,7 +54,7 @@ class _Scale(NamedTuple):
 
 
 def draw(chart: Chart) -> str:
-    """The picture, as text.  Raises ValueError: there is no point."""
+    """The chart as SVG text.  Raises ValueError: there is no point."""
     points = [p for series in chart.series for p in series.points]
     if not points:
         raise ValueError(f"{chart.title}: no point to draw")

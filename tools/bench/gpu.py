@@ -19,7 +19,7 @@ from tools.bench.harness import BenchPlan, GraphOptions, Run, Side, SideSkipped
 from tools.bench.setup import CLASSES, serving
 
 NO_DEVICE = 3  # exit code
-KEPT = 16  # batches that are trained on again, without waiting for any
+KEPT = 16  # batches that are trained on again without waiting
 COPIES = 8
 
 
@@ -73,7 +73,7 @@ def num_bytes(batch: Batch) -> int:
 
 
 def link_bytes_s(device: str) -> float:
-    """The most that page-locked memory is copied to the device with, in one piece."""
+    """The highest measured rate of a copy from page-locked memory to the device, in one piece."""
     size = 1 << (28 if device.startswith("cuda") else 24)
     source = torch.ones(size, dtype=torch.uint8, pin_memory=device.startswith("cuda"))
     target = torch.empty(size, dtype=torch.uint8, device=device)
@@ -90,7 +90,7 @@ def link_bytes_s(device: str) -> float:
 def epoch(
     task: GpuOptions, batches: Prefetcher[Batch], trainer: SageTrainer, link: float
 ) -> dict[str, float]:
-    """An epoch of training, one of batches alone, and steps on batches that are there."""
+    """Run an epoch of training, steps on kept batches, and an epoch without training."""
     kept: list[Batch] = []
     waited_s = batches.waited_s
     synchronize(task.device)
@@ -123,8 +123,8 @@ def epoch(
 
 
 def open_mode(task: GpuOptions, endpoint: str, mode: str) -> Iterator[Run]:
-    """A trainer that has chosen its way."""
-    # a seed of its own, or it would share a stream with sides that do not read now
+    """Rounds of a trainer in one mode, after "auto" has chosen."""
+    # a seed of its own, or it would share a stream with sides that are not reading now
     seed = task.modes.index(mode)
     data = NeighborDataset(endpoint, "train", task.fanouts, task.batch_size, seed=seed)
     with prefetch(data, task.device, task.depth, mode) as batches:

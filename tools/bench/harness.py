@@ -1,9 +1,9 @@
-"""One way to measure: sides in processes of their own, rounds in turn, a line and a column a side.
+"""The bench harness: sides run in processes of their own, by turns; each gets a line and a column.
 
-A bench is a generator of a module of this folder, listed in `BENCHES`, whose only
-parameter, `given`, is annotated with the dataclass of its options and whose docstring is its help.
-It prepares what its sides need and yields what is measured together; what follows the `yield`
-cleans up.
+A bench is a generator in a module of this folder, listed in `BENCHES`.  Its only parameter,
+`given`, is annotated with the dataclass of its options, and its docstring is the help text.  It
+prepares what its sides need, yields plans of sides to measure together, and cleans up after the
+`yield`.
 """
 
 import importlib
@@ -26,7 +26,7 @@ from tools.bench.setup import make_graph, make_store
 from tools.command import append, parse, stamped, table
 from tools.group import group
 
-BENCHES = {  # generators of these names, by their modules
+BENCHES = {  # name of a generator -> its module
     "budgets": "budgets", "csc": "ingest", "disk": "disk", "gpu": "gpu", "handover": "epochs",
     "hops": "hops",
     "hyperbatch": "epochs", "ingest": "ingest", "large": "ranks", "loaders": "epochs",
@@ -34,7 +34,7 @@ BENCHES = {  # generators of these names, by their modules
     "placement": "ranks", "split": "ranks", "stripes": "stripes", "trainers": "trainers",
 }  # fmt: skip
 POLL_S = 0.1
-CONTEXT = multiprocessing.get_context("spawn")  # the memory of a side is its own
+CONTEXT = multiprocessing.get_context("spawn")  # so that a side's memory is its own
 
 Run = Callable[[], Mapping[str, float]]  # one round: figure -> value
 
@@ -67,20 +67,20 @@ class Side(NamedTuple):
     """One way to do the work.
 
     `work(*arguments)` does one round and returns its figures; or it is a generator that prepares,
-    yields the function that does one round, and cleans up.  It runs in a process of the side's own,
-    so it is a function of a module.  `limit` is of a control group for that process and all below
-    it.
+    yields a function that does one round, and cleans up.  It runs in the side's own process, so it
+    must be a module-level function.  `limit` is the memory of a control group for that process and
+    its descendants.
     """
 
     name: str
     work: Callable[..., Mapping[str, float] | Iterator[Run]]
     arguments: tuple[Any, ...] = ()
-    setting: Mapping[str, Any] = {}  # of its line alone
+    setting: Mapping[str, Any] = {}  # of its line only
     limit: str = ""
 
 
 class Ratio(NamedTuple):
-    """A figure of one side over that of another, round by round, kept as a figure of the first."""
+    """A figure of one side over that of another, by round; becomes a figure of the first side."""
 
     name: str
     side: str
@@ -90,19 +90,19 @@ class Ratio(NamedTuple):
 
 class BenchPlan(NamedTuple):
     sides: list[Side]
-    setting: Mapping[str, Any] = {}  # beyond the options
+    setting: Mapping[str, Any] = {}  # in addition to the options
     ratios: Sequence[Ratio] = ()
-    before: Callable[[], None] | None = None  # each timed round: empties caches, say
-    warm: bool = True  # begin with a round in which memory is watched and nothing timed
-    lines: list[dict[str, Any]] | None = None  # gets the line of each side, for who draws them
+    before: Callable[[], None] | None = None  # each timed round, to empty caches
+    warm: bool = True  # begin with an untimed round that measures memory
+    lines: list[dict[str, Any]] | None = None  # the lines of the sides are appended here
 
 
 @dataclass(slots=True)
 class Found:
-    """What was measured of a side."""
+    """The measurements of a side."""
 
-    figures: dict[str, list[float]] = field(default_factory=dict)  # one value a round
-    peak_bytes: int = 0  # of its processes, in the round before the timed ones
+    figures: dict[str, list[float]] = field(default_factory=dict)  # one value per round
+    peak_bytes: int = 0  # of its processes, in the untimed round
     skipped: str = ""
 
 
@@ -111,8 +111,8 @@ _round: list[Run] = []
 
 
 def _open(side: Side) -> int:
-    """Prepare the side in its process, whose id is returned."""
-    multiprocessing.set_start_method("fork", force=True)  # as in scripts, not as in its parent
+    """In a side's process: prepare the side; returns the process id."""
+    multiprocessing.set_start_method("fork", force=True)  # the default of scripts
     work: Any = side.work
     if inspect.isgeneratorfunction(work):
         _round.append(_opened.enter_context(contextmanager(work)(*side.arguments)))
@@ -133,7 +133,7 @@ class Host:
     """The process of a side, ready to run rounds."""
 
     def __init__(self, side: Side) -> None:
-        """Raises what the side raises, Skipped for one."""
+        """Raises what the side raises, such as SideSkipped."""
         self._stack, join = ExitStack(), None
         try:
             if side.limit:
@@ -150,14 +150,14 @@ class Host:
             raise
 
     def run(self) -> dict[str, float]:
-        """One round: its figures, bytes read from disk meanwhile, and the load of the machine."""
+        """Run a round; returns its figures, the bytes read from disk, and the machine's load."""
         before = bytes_read(descendants(self._pid))
         figures = self._pool.submit(_run).result()
         read = bytes_read(descendants(self._pid)) - before
         return {**figures, "bytes_read": read, "load": os.getloadavg()[0]}
 
     def watch(self) -> int:
-        """One round that is not timed: the most memory held in it."""
+        """Run an untimed round; returns the peak of its memory."""
         peak, task = 0, self._pool.submit(_run)
         while not task.done():
             peak = max(peak, proportional_bytes(descendants(self._pid)))
@@ -172,7 +172,7 @@ class Host:
 
 
 def measure(plan: BenchPlan, rounds: int) -> dict[str, Found]:
-    """Every side once a round, in turn (A B A B ...), all of them prepared and warm; by name."""
+    """Prepare all sides, then run them in turn (A B A B ...); returns the results by name."""
     found = {side.name: Found() for side in plan.sides}
     with ExitStack() as stack:
         ready: dict[str, Host] = {}
@@ -208,7 +208,7 @@ def measure(plan: BenchPlan, rounds: int) -> dict[str, Found]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and greatest, to five digits."""
+    """Median, minimum and maximum, to five digits."""
     ends = {"median": median(values), "min": min(values), "max": max(values)}
     return {name: float(f"{value:.5g}") for name, value in ends.items()}
 
@@ -250,7 +250,7 @@ def _cell(value: Any) -> str:
 
 def run(name: str, words: Sequence[str]) -> list[dict[str, Any]]:
     """Run a bench; returns its lines."""
-    # imported here, because a bench needs libraries that others do without
+    # imported here, because a bench may need libraries that others do not
     bench = getattr(importlib.import_module(f"tools.bench.{BENCHES[name]}"), name)
     kind = get_type_hints(bench)["given"]
     given = parse(kind, words, f"tools.bench {name}", inspect.getdoc(bench))

@@ -51,7 +51,7 @@ class HopsBenchOptions(BenchOptions):
 
 
 def make_hops(given: HopsBenchOptions) -> Path:
-    """A store whose nodes are nearly all to train on, with one operator's rows."""
+    """Make a store with nearly all nodes in the training split, and one operator's rows."""
     graph = generate(
         given.folder / f"hops-{given.rows}-{given.width}", nodes=given.rows * 50 // 49, degree=2,
         features=given.width, classes=40, train=0.98, valid=0.01, test=0.01,
@@ -61,7 +61,7 @@ def make_hops(given: HopsBenchOptions) -> Path:
 
 
 def _timed(batches: Callable[[], Iterator[Sequence[Tensor]]]) -> Run:
-    """A round: all batches, every byte read."""
+    """A round that takes all batches, and reads every byte."""
 
     def run() -> Mapping[str, float]:
         begun, rows, num_bytes = time.perf_counter(), 0, 0
@@ -78,7 +78,7 @@ def _timed(batches: Callable[[], Iterator[Sequence[Tensor]]]) -> Run:
 def open_ours(
     given: HopsBenchOptions, endpoint: str, way: str, num_batches: int | None = None
 ) -> Iterator[Run]:
-    """A client of a daemon, the first batches of an epoch a round, or all of them."""
+    """A client of a daemon; a round takes the first batches of an epoch, or all of them."""
     torch.set_num_threads(given.threads)
     data = HopDataset(endpoint, batch_size=given.batch_size, **WAYS[way])
 
@@ -91,7 +91,7 @@ def open_ours(
 
 
 def open_peer(given: HopsBenchOptions, store: Path, peer: str) -> Iterator[Run]:
-    """Mapped files in a new order each round: without gaps, a shard is a plain array."""
+    """A peer on mapped files, in a new order each round: a shard without gaps is a plain array."""
     torch.set_num_threads(given.threads)
     (found,) = open_store(store).manifest.types[0].hops["train"].operators.values()
     arrays = [
@@ -129,7 +129,7 @@ def hops(given: HopsBenchOptions) -> Iterator[BenchPlan]:
         with serving(store, given.folder, given.budget, *options) as endpoint:
             sides = [
                 Side(VIEWS, open_ours, (given, endpoint, VIEWS)),
-                Side(LIMIT, disk_limit, (store,)),  # right beside both
+                Side(LIMIT, disk_limit, (store,)),  # next to both in each round
                 Side(COPIED, open_ours, (given, endpoint, COPIED)),
                 Side(ROWS, open_ours, (given, endpoint, ROWS, given.cold_batches)),
             ]

@@ -1,4 +1,4 @@
-"""Ingests: beside a plain copy of the source, beside scipy's sort of edges, and by partitioners."""
+"""Ingests against a plain copy of the source, against scipy's sort, and by partitioner."""
 
 import os
 import re
@@ -59,7 +59,7 @@ class CscOptions(SourceBenchOptions):
 def run_ingest(source: Path, store: Path, *options: str) -> dict[str, float]:
     """Seconds of `blockstore ingest` and of each of its stages, and figures of its partition.
 
-    The store is removed again.
+    The store is removed afterwards.
     """
     begun = time.perf_counter()
     printed = command("preprocess", "ingest", str(source), str(store), *options, "--json")
@@ -77,14 +77,14 @@ def run_ingest(source: Path, store: Path, *options: str) -> dict[str, float]:
 def ingest_cold(
     graph: Path, folder: Path, options: tuple[str, ...], size: int
 ) -> Mapping[str, float]:
-    """A round of ours."""
+    """One round of our ingest, with a cold cache."""
     drop_cache(graph)
     found = run_ingest(graph, folder / f"ingest-{os.getpid()}", *options)
     return {"source_GB_per_s": size / found["seconds"] / 1e9} | found
 
 
 def copy_cold(graph: Path, folder: Path, size: int) -> Mapping[str, float]:
-    """The folder read and written once, to the disk: what no ingest can beat."""
+    """Read and write the folder once, to the disk: a lower bound for any ingest."""
     target = folder / f"copy-{os.getpid()}"
     drop_cache(graph)
     begun = time.perf_counter()
@@ -113,7 +113,7 @@ def ingest(given: IngestBenchOptions) -> Iterator[BenchPlan]:
 
 
 def ingest_edges(edges: Path, mem: str) -> Mapping[str, float]:
-    """`blockstore ingest --order source` of a folder that holds edges alone."""
+    """`blockstore ingest --order source` of a folder with edges only."""
     took = run_ingest(edges, edges / "store", "--order", "source", "--mem", mem, "--no-summary")
     sort_s = sum(seconds for name, seconds in took.items() if name.startswith("edges_"))
     return {
@@ -123,7 +123,7 @@ def ingest_edges(edges: Path, mem: str) -> Mapping[str, float]:
 
 
 def open_scipy(edges: Path) -> Iterator[Run]:
-    """coo -> csc; edges are loaded before."""
+    """scipy's COO to CSC, with the edges loaded before."""
     src, dst = np.load(edges / "edge_index.npy")
     num_nodes = int(max(src.max(), dst.max())) + 1
 

@@ -1,12 +1,12 @@
 """Rows of a store in object storage, read into a cold cache, against a plain obstore loop.
 
-`into the cache`: the reader of a daemon streams an array whose pages are nowhere yet: each range is
+`into the cache`: a daemon's reader streams an array of which nothing is cached: each range is
 fetched, verified, written to the cache's disk, read from there with O_DIRECT and verified again.
 
-`plain obstore`: the same ranges of the same object by as many threads; the bytes are dropped.
+`plain obstore`: as many threads fetch the same ranges of the same object, and drop the bytes.
 
-The server is a process beside them that takes the place of a bucket, and shares the cores: with
-`--rate 0` both sides are bound by these, and the cache by its disk.
+The server is a process in the place of a bucket, and shares the cores: with `--rate 0` both sides
+are bound by these, and the cache by its disk.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ def answer_files(folder: Path, port: int, latency: float, rate: float) -> None:
 
 
 def array_runs(file: BlockedFile) -> np.ndarray:
-    """All pages of an array as ranges of its objects: shard, first page, pages."""
+    """All pages of an array as ranges of objects, (ranges, 3): shard, first page, pages."""
     geometry, found = file.geometry, []
     each = geometry.blocks_per_shard * geometry.pages_per_block
     for first in range(0, geometry.num_pages, RANGE_PAGES):
@@ -101,7 +101,7 @@ def features(folder: Path | ObjectStores, url: str = "") -> BlockedFile:
 
 
 def open_cached(given: ObjectsOptions, url: str) -> Iterator[Run]:
-    """A cold cache in every round."""
+    """Our reader, with a cold cache in every round."""
     folder = given.folder / "objects-cache"
     memory = aligned_buffer(BUFFERS * RANGE_PAGES * PAGE_BYTES)
     transit = make_transit(np.split(memory, BUFFERS))
@@ -122,7 +122,7 @@ def open_cached(given: ObjectsOptions, url: str) -> Iterator[Run]:
 
 
 def open_plain(given: ObjectsOptions, url: str) -> Iterator[Run]:
-    """The same ranges, by threads as many as the cache has requests on their way."""
+    """The same ranges, by as many threads as the cache has requests in flight."""
     from obstore.store import from_url
 
     store, bucket = open_store(given.store()), from_url(url, client_options={"allow_http": True})

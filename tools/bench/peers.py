@@ -49,7 +49,7 @@ class PeersOptions(GraphOptions):
 
 
 def open_rows(given: PeersOptions) -> Iterator[Run]:
-    """A reader of part 0, with a daemon that serves part 1."""
+    """Our reader of part 0, with a daemon that serves part 1."""
     share_heaps()
     mine, theirs = make_parts(given.store(), 2)
     place = given.folder / "peers"
@@ -87,7 +87,7 @@ def open_rows(given: PeersOptions) -> Iterator[Run]:
 
 
 def _serve_plain(place: str, pair: KeyPair, tuned: bool) -> None:
-    """Answers every message with as many bytes as a peer gives at most, until it is killed."""
+    """Answer every message with as many bytes as a peer sends at most, until killed."""
     if tuned:
         share_heaps()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
@@ -110,7 +110,7 @@ def _copy_plain(dealer: "zmq.Socket[bytes]", count: int) -> None:
 
 
 def open_plain(given: PeersOptions, tuned: bool) -> Iterator[Run]:
-    """As many bytes as half of the nodes' rows have; `tuned`: with the daemon's heaps."""
+    """A plain copy of the size of half of the nodes' rows; `tuned`: with the daemon's heaps."""
     if tuned:
         share_heaps()
     daemon, client = make_keys(given.folder / "peers" / "keys")

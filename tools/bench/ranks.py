@@ -1,6 +1,6 @@
-"""What comes to the ranks of a job, and what they compute, by each way to share the batches.
+"""What the ranks of a job receive and compute, by each way to divide the batches.
 
-Nothing is trained: what ranks would exchange follows from their batches.
+Nothing is trained: what ranks would exchange is computed from their batches.
 """
 
 import time
@@ -41,13 +41,13 @@ class RankOptions(GraphOptions):
 
     @contextmanager
     def served(self, store: Path, name: str) -> Iterator[str]:
-        """A daemon that has nothing in memory yet."""
+        """A daemon with nothing in memory yet."""
         (folder := self.folder / f"ranks-{name}").mkdir(parents=True, exist_ok=True)
         with serving(store, folder, self.mem) as endpoint:
             yield endpoint
 
     def open(self, kind: Any, endpoint: str, rank: int, ranks: int, **own: Any) -> Any:
-        """A rank's batches, of global ones of `ranks * batch_size` seeds; it attaches at once."""
+        """Attach a rank's dataset, with global batches of `ranks * batch_size` seeds."""
         options = {"num_neighbors": self.fanouts, "batch_size": ranks * self.batch_size}
         if kind is not SplitDataset:
             options |= {"rank": rank, "world_size": ranks}
@@ -89,12 +89,12 @@ class PlacementOptions(RankOptions):
 
 
 def read_rank(data: Any, steps: int | None, hidden: int, think_s: float = 0.0) -> Counter[str]:
-    """All of an epoch, or so many of its batches, by one rank.
+    """Read an epoch, or `steps` batches of it, as one rank; returns counts.
 
-    Rows of historical embeddings that it pulls; bytes that its peers send it in a step of a model
-    with as many layers as hops.
+    Among them are rows of historical embeddings that it pulls, and bytes that its peers send it in
+    a step of a model with as many layers as hops.
 
-    think_s   seconds that it takes for each batch
+    think_s   seconds that the rank takes for each batch
     """
     found: Counter[str] = Counter()
     with closing(data.ahead()) as ahead:
@@ -121,7 +121,7 @@ def read_rank(data: Any, steps: int | None, hidden: int, think_s: float = 0.0) -
 def read_together(
     opened: list[Any], steps: int | None, hidden: int, epochs: int = 1, think_s: float = 0.0
 ) -> tuple[list[Counter[str]], float]:
-    """What each rank read, and the seconds of all; `think_s`: of the last rank for each batch."""
+    """Counts of each rank, and the seconds of all; `think_s`: of the last rank, per batch."""
     begun = time.perf_counter()
 
     def read(data: Any) -> Counter[str]:
@@ -134,7 +134,7 @@ def read_together(
 
 
 def run_trainers(given: SplitOptions, store: Path, name: str, world: int) -> Mapping[str, float]:
-    """All trainers of a job; figures of a step.  `name`: of an owner map, or "" for none."""
+    """Figures per step of all trainers of a job.  `name`: of an owner map, or "" for none."""
     size = given.batch_size * given.trainers
     with ExitStack() as stack:
         endpoint = stack.enter_context(given.served(store, f"split-{name}-{world}"))
@@ -174,9 +174,9 @@ def split(given: SplitOptions) -> Iterator[BenchPlan]:
 
 
 def missed_rows(data: Any, cache_bytes: int, row_bytes: int) -> int:
-    """Rows of an epoch's batches that a GPU's cache of the hottest ones has not, or not yet.
+    """Rows of an epoch's batches that are not, or not yet, in a GPU's cache of the hottest rows.
 
-    Those are chosen as `Prefetcher` chooses them, from some batches of another epoch.
+    The hottest are chosen as by `Prefetcher`, from some batches of another epoch.
     """
     hot = HotRows(torch.device("cpu"), row_bytes)
     row = torch.zeros((1, row_bytes), dtype=torch.uint8)
@@ -195,14 +195,14 @@ def missed_rows(data: Any, cache_bytes: int, row_bytes: int) -> int:
 def read_epoch(
     given: LargeOptions, store: Path, draws: str, size: float, ranks: int = 1
 ) -> Mapping[str, float]:
-    """Figures of a step over one epoch, of all ranks together.
+    """Figures per step over one epoch, of all ranks together.
 
-    draws  "": minibatches; "cache": these, to devices that have a cache of rows
-    size   steps of a large batch; of draws "partitions": partitions; of "cache": MB of it
+    draws  "": minibatches; "cache": minibatches to devices that have a cache of rows
+    size   steps of a large batch; with "partitions": partitions; with "cache": MB of the cache
 
-    `rows` come to the trainers, and `pulled` rows of historical embeddings; `mb` are both, and
+    `rows` are sent to the trainers, and `pulled` rows of historical embeddings; `mb` are both, and
     `mb_rank` those of the rank with most of them.  The daemon draws `sampled` edges; `edges` are
-    trained on.  `whole_rows` and `whole_pulled` are what partitions would bring without the filter:
+    trained on.  `whole_rows` and `whole_pulled` are what partitions would bring without sampling:
     all inner nodes, and all nodes with an edge into these.
     """
     own: dict[str, Any] = {"frontier": given.frontier, "plan": "minibatch"}
@@ -236,7 +236,7 @@ def read_epoch(
             "seeds_per_s": total["seeds"] / seconds, "steps": steps,
         }  # fmt: skip
         if draws == "partitions":
-            # around all nodes of the same partitions, with all their edges
+            # batches around all nodes of the same partitions, with all their edges
             every = opened(split="all", num_neighbors=(-1,))
             large = [step.batch for one in every for step in one.ahead() if step.batch is not None]
             outside = sum(int((~batch.inner).sum()) for batch in large)
@@ -269,7 +269,7 @@ def large(given: LargeOptions) -> Iterator[BenchPlan]:
 def placed_batches(
     given: PlacementOptions, endpoint: str, rank: int, ranks: int, kind: Any, **own: Any
 ) -> Iterator[Any]:
-    """Some batches of a rank."""
+    """The first `steps` batches of a rank."""
     own |= {"split": given.split, "frontier": "layer"}
     with closing(given.open(kind, endpoint, rank, ranks, **own)) as data:
         yield from islice(data, given.steps)
@@ -278,9 +278,9 @@ def placed_batches(
 def hottest(
     given: PlacementOptions, owner: NDArray[Any], ranks: int, endpoint: str
 ) -> NDArray[np.bool_]:
-    """Rows of others that each rank holds: (ranks, nodes), by original id.
+    """Rows of other owners in each rank's cache: (ranks, nodes), by original id.
 
-    They are those that data parallelism wanted most often in batches of another seed.
+    They are those that data parallelism used most often in batches of another random seed.
     """
     times = np.zeros(owner.size, np.int64)
     for rank in range(ranks):
@@ -297,13 +297,13 @@ def hottest(
 def place(
     given: PlacementOptions, path: Path, name: str, time_steps: int, visits: int
 ) -> Mapping[str, float]:
-    """Figures of an iteration of all ranks, by an owner map.
+    """Figures per iteration of all ranks, with an owner map.
 
-    time_steps   into which seeds are merged by model; 0: each stays at home; -1: data parallelism
-    visits       of each rank by models; 1: it trains what is there at once
+    time_steps   that seeds are merged into by model; 0: each stays at home; -1: data parallelism
+    visits       of models to each rank; 1: a rank trains all its seeds at once
 
-    `wanted` rows are those of each visit, `distinct` those of each rank in an iteration; of both
-    `remote` and `fetched` have another owner, and `missed` are not in the rank's cache either.
+    `wanted` counts rows per visit, `distinct` per rank and iteration.  Of these, `remote` and
+    `fetched` have another owner; `missed` are fetched ones that are not in the rank's cache.
     """
     store = open_store(path)
     owners = read_owners(store, name)

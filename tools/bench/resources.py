@@ -1,4 +1,4 @@
-"""What processes hold in memory, read and compute, out of /proc."""
+"""Memory, reads and CPU time of processes, from /proc."""
 
 import os
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ PROC = Path("/proc")
 
 
 def descendants(root: int) -> list[int]:
-    """A process and all below it that are there."""
+    """A process and all its living descendants."""
     found, todo = [], [root]
     while todo:
         pid = todo.pop()
@@ -29,9 +29,9 @@ def resident_bytes(pids: Iterable[int]) -> int:
 
 
 def proportional_bytes(pids: Iterable[int]) -> int:
-    """The same with each page counted once: forked workers share their parent's, clients the arena.
+    """As above, but each page counts once: forked workers share their parent's, clients the arena.
 
-    Walks page tables, milliseconds a gigabyte: not while something is timed.
+    Walks page tables, which takes milliseconds per gigabyte: do not call while timing.
     """
     fields = [counts_of(PROC / str(pid) / "smaps_rollup") for pid in pids]
     return 1024 * sum(f.get("Pss_Anon", 0) + f.get("Pss_Shmem", 0) for f in fields)
@@ -52,7 +52,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def counts_of(path: Path) -> dict[str, int]:
-    """`name: number [unit]` lines; nothing if the process has gone."""
+    """Parse `name: number [unit]` lines; {} if the process is gone."""
     pairs = (line.partition(":") for line in _read(path).splitlines())
     values = {name: rest.split() for name, _, rest in pairs}
     return {name: int(rest[0]) for name, rest in values.items() if rest and rest[0].isdigit()}

@@ -1,4 +1,4 @@
-"""Graphs, stores and daemons for benches: made once under a folder, found again the next time."""
+"""Graphs, stores and daemons for benches; made once in a folder, then reused."""
 
 import json
 import os
@@ -23,13 +23,13 @@ from loaderd.server.transport import ask_status
 
 CLASSES = 16  # of a generated graph
 
-_PORTS = range(20_000, 32_000)  # below net.ipv4.ip_local_port_range, of which connections get one
-_first = os.getpid() * 40 % len(_PORTS)  # processes that ask at one time begin at different ones
+_PORTS = range(20_000, 32_000)  # below net.ipv4.ip_local_port_range, used for connections
+_first = os.getpid() * 40 % len(_PORTS)  # concurrent processes begin at different ports
 _ports: Iterator[int] = iter([*_PORTS[_first:], *_PORTS[:_first]])
 
 
 def command(*words: str) -> str:
-    """What one of our commands prints.  Raises SystemExit with what it said when it failed."""
+    """Run one of our commands; returns its output.  Raises SystemExit with its errors."""
     ran = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
     if ran.returncode:
         raise SystemExit(f"{' '.join(words)}: exit {ran.returncode}\n{ran.stderr.strip()}")
@@ -37,14 +37,14 @@ def command(*words: str) -> str:
 
 
 def stage_ends(printed: str) -> list[dict[str, Any]]:
-    """The end of each stage, as `--json` prints it."""
+    """The stage-end events in the output of `--json`."""
     events = [json.loads(line) for line in printed.splitlines()]
     return [event for event in events if event["event"] == "stage_end"]
 
 
 def generate(path: Path, **sizes: float) -> Path:
-    """A generated graph in the plain layout, of these options."""
-    if not (path / "test_idx.npy").exists():  # the last file
+    """Generate a graph in the plain layout with these options, unless it exists."""
+    if not (path / "test_idx.npy").exists():  # the last file to be written
         path.parent.mkdir(parents=True, exist_ok=True)
         words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
         command("preprocess", "generate", str(path), *words)
@@ -61,7 +61,7 @@ def make_graph(
 def make_store(
     folder: Path, graph: Path, mem: str = "2G", name: str = "store", options: Sequence[str] = ()
 ) -> Path:
-    """The graph's store, ingested with these options; `name` tells it from others of the graph."""
+    """Ingest the graph with these options, unless done before; `name` distinguishes its stores."""
     store = folder / f"{name}-{graph.name}"
     if not store.exists():
         command("preprocess", "ingest", str(graph), str(store), "--mem", mem, *options)
@@ -69,7 +69,7 @@ def make_store(
 
 
 def make_parts(store: Path, servers: int) -> list[Path]:
-    """Beside the store, each with the rows of adjacent nodes."""
+    """Make parts beside the store, each with the rows of consecutive nodes."""
     whole, owners = open_store(store), f"parts-{servers}"
     nodes = whole.manifest.types[0].num_nodes
     if owners not in list_owners(whole):
@@ -82,7 +82,7 @@ def make_parts(store: Path, servers: int) -> list[Path]:
 
 
 def make_keys(folder: Path) -> tuple[Path, Path]:
-    """Folders of a daemon and a client that know each other."""
+    """Folders with keys of a daemon and a client that accept each other."""
     daemon, client = folder / "daemon", folder / "client"
     for place in (daemon, client):
         if not place.exists():
@@ -93,10 +93,10 @@ def make_keys(folder: Path) -> tuple[Path, Path]:
 
 
 def free_port() -> int:
-    """One of 127.0.0.1 at which nobody listens, another one each time.
+    """A free port of 127.0.0.1, another one at each call.
 
-    The kernel gives it to no connection: a peer that is looked for before it listens would be
-    answered by whoever got its port, or connect to itself.
+    It lies outside of the range that the kernel assigns to connections: otherwise a connection to a
+    peer that does not listen yet could reach another process, or itself.
     """
     for port in _ports:
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -124,7 +124,7 @@ def counters(endpoint: str) -> dict[str, int]:
 
 
 def rate(num_bytes: int, work: Callable[[], object]) -> dict[str, float]:
-    """GB/s of work on so many bytes."""
+    """GB/s of `work`, which processes `num_bytes`."""
     begun = time.perf_counter()
     work()
     return {"GB_per_s": num_bytes / (time.perf_counter() - begun) / 1e9}

@@ -1,6 +1,6 @@
-"""Stores whose blocks are dealt over several disks of a given bandwidth, against one of these.
+"""Stores with blocks striped over several disks of a given bandwidth, against one such disk.
 
-The disks are loop devices with ext4, read at what a control group allows the processes that join.
+The disks are loop devices with ext4; a control group limits the reads of processes that join.
 Needs root, `losetup` and `mkfs.ext4`.
 """
 
@@ -25,7 +25,7 @@ from tools.bench.harness import BenchOptions, BenchPlan, Ratio, Run, Side
 from tools.bench.setup import counters, serving, total_bytes
 
 _V1, _V2 = Path("/sys/fs/cgroup/blkio"), Path("/sys/fs/cgroup")
-_ROOM = 1.15  # of an image: ext4 takes its part
+_ROOM = 1.15  # size of an image over its contents: ext4 takes space, too
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,21 @@ class StripeOptions(BenchOptions):
 
 
 class LoopDisks(NamedTuple):
-    """Mounted devices, and who reads them slowly."""
+    """Mounted devices, and the control group that limits reads of them."""
 
     folders: tuple[Path, ...]
     group: Path  # control group
 
     def join(self) -> None:
-        """The calling process reads at the bandwidth from now on, with all that it starts."""
+        """Limit the calling process, and all that it starts, to the bandwidth."""
         (self.group / "cgroup.procs").write_text(str(os.getpid()))
 
 
 @contextmanager
 def loop_disks(folder: Path, count: int, size: int, rate: int) -> Iterator[LoopDisks]:
-    """Devices with room for `size` bytes each, that give `rate` bytes/s each; gone at the end.
+    """Devices with room for `size` bytes and `rate` bytes/s each; removed at the end.
 
-    Raises OSError, CalledProcessError: this machine, or this user, cannot have them.
+    Raises OSError, CalledProcessError: not possible on this machine, or for this user.
     """
     with ExitStack() as held:
         mounts, limits = [], []
@@ -93,7 +93,7 @@ def _throttled(limits: list[tuple[str, int]]) -> Iterator[Path]:
                 (group / "io.max").write_text(f"{device} rbps={rate}")
         yield group
     finally:
-        while (group / "cgroup.procs").read_text().split():  # processes of a side are ending
+        while (group / "cgroup.procs").read_text().split():  # until a side's processes end
             time.sleep(0.05)
         group.rmdir()
 
@@ -103,7 +103,7 @@ def _run(*words: str) -> str:
 
 
 def open_dealt(file: BlockedFile, disks: LoopDisks, given: StripeOptions) -> Iterator[Run]:
-    """All blocks in order, then pages at random."""
+    """Rounds that read all blocks in order, then pages at random."""
     disks.join()
     slots = min(64, file.geometry.num_blocks)
     with (
@@ -114,7 +114,7 @@ def open_dealt(file: BlockedFile, disks: LoopDisks, given: StripeOptions) -> Ite
 
 
 def read_epoch(store: Path, disks: LoopDisks, plan: str, given: StripeOptions) -> dict[str, float]:
-    """An epoch by a daemon of its own, from its first batch on."""
+    """Read an epoch from a fresh daemon, timed from its first batch on."""
     disks.join()
     with serving(store, store.parent, given.mem) as endpoint:
         batches = iter(

@@ -65,7 +65,7 @@ class TrainersOptions(GraphOptions):
 
 
 class ReadingProcess(NamedTuple):
-    """A process that reads batches and does nothing with them, and how many it has had."""
+    """A process that only reads batches, and a counter of these."""
 
     process: BaseProcess
     count: Any  # a shared integer
@@ -78,7 +78,7 @@ class ReadingProcess(NamedTuple):
 def _consume(
     endpoint: str, request: Attach, think_s: float, epochs: int, count: Any, go: Barrier
 ) -> None:
-    """`epochs` 0: until it is killed.  Connects, then waits for all others."""
+    """Connect, wait for all others, then read `epochs` epochs; 0: until killed."""
     session = Session(endpoint, request)
     reader = BatchReader(session, BufferPool())
     go.wait(BEGIN_S)
@@ -96,7 +96,7 @@ def _consume(
 def consumers(
     endpoint: str, requests: Sequence[Attach], think_s: float = 0.0, epochs: int = 0
 ) -> Iterator[list[ReadingProcess]]:
-    """One for each request, let go all at once; without `epochs`, each has had a batch inside.
+    """Start one for each request, all at once; without `epochs`, wait until each has a batch.
 
     Raises BrokenBarrierError, RuntimeError: one could not attach, or gets nothing.
     """
@@ -123,7 +123,7 @@ def consumers(
 
 
 def rates(running: Sequence[ReadingProcess], seconds: float) -> list[float]:
-    """Batches a second of each, over so long."""
+    """Batches per second of each process, over `seconds`."""
     begun, before = time.perf_counter(), [c.count.value for c in running]
     time.sleep(seconds)
     span = time.perf_counter() - begun
@@ -131,7 +131,7 @@ def rates(running: Sequence[ReadingProcess], seconds: float) -> list[float]:
 
 
 def open_stopped(given: TrainersOptions, name: str, seeds: tuple[int, ...]) -> Iterator[Run]:
-    """Consumers of these seeds, the last of which is stopped."""
+    """Rounds of consumers with these random seeds, the last of which is stopped."""
     requests = [given.request(seed=s) for s in seeds]
     with (
         given.serving(name) as endpoint,
@@ -141,7 +141,7 @@ def open_stopped(given: TrainersOptions, name: str, seeds: tuple[int, ...]) -> I
         def run() -> Mapping[str, float]:
             free = sum(rates(others, given.seconds))
             stopped.send(signal.SIGSTOP)
-            time.sleep(min(1.0, given.seconds / 10))  # it has had its window by then
+            time.sleep(min(1.0, given.seconds / 10))  # until it has received its window
             beside = sum(rates(others, given.seconds))
             stopped.send(signal.SIGCONT)
             again = sum(rates(others, given.seconds))
@@ -154,7 +154,7 @@ def open_stopped(given: TrainersOptions, name: str, seeds: tuple[int, ...]) -> I
 
 
 def epoch_together(given: TrainersOptions, count: int) -> tuple[float, int]:
-    """Seconds of an epoch of so many trainers of one plan, and bytes read for them."""
+    """Seconds of an epoch of `count` trainers of one plan, and the bytes read for them."""
     with (
         given.serving(f"shared-{count}", given.shared_mem) as endpoint,
         consumers(endpoint, [given.request(seed=1)] * count, epochs=1) as running,
@@ -168,7 +168,7 @@ def epoch_together(given: TrainersOptions, count: int) -> tuple[float, int]:
 
 
 def run_shared(given: TrainersOptions) -> Mapping[str, float]:
-    """One, then all, each with a daemon that has nothing in memory yet."""
+    """One trainer, then all, each time with a fresh daemon."""
     one_s, one = epoch_together(given, 1)
     all_s, together = epoch_together(given, given.consumers[1])
     return {

@@ -1,6 +1,6 @@
-"""The table of comparisons: which loaders, on which stores, with which task and options.
+"""The table of comparisons: loaders, stores, tasks and options.
 
-Each iteration of a loader gives the batches of the next epoch.
+Each iteration of a loader yields the batches of the next epoch.
 """
 
 import math
@@ -43,15 +43,15 @@ class Way:
 
     name: str
     loader: Callable[..., Iterable[Any]]
-    against: str  # the name of its baseline, perhaps its own
-    ingest: tuple[str, ...] = ()  # options of its store
+    against: str  # name of its baseline, perhaps its own name
+    ingest: tuple[str, ...] = ()  # ingest options of its store
     options: Mapping[str, Any] = field(default_factory=dict)
     model: tuple[str, ...] = ()  # its name, if the task has several
-    epochs: int = 1  # times those of the others
+    epochs: int = 1  # multiple of the usual number of epochs
 
 
 class TrainingRun(NamedTuple):
-    """A run that asks for its batches."""
+    """The arguments from which a way makes its loader."""
 
     options: CompareOptions
     way: Way
@@ -84,7 +84,7 @@ def _pyg_options(run: TrainingRun) -> dict[str, Any]:
 
 
 def nodes_as_pyg(run: TrainingRun) -> Iterable[Any]:
-    """Our loader in PyG's place: the line that changes in a script."""
+    """Our loader in place of PyG's: the one line of a script that changes."""
     return pyg.NeighborLoader(run.endpoint, seed=run.seed, **_pyg_options(run))
 
 
@@ -103,15 +103,15 @@ def _link_options(run: TrainingRun) -> dict[str, Any]:
 
 
 def links(run: TrainingRun) -> Iterable[Any]:
-    """Our loader of seed edges in PyG's place."""
+    """Our loader of seed edges in place of PyG's."""
     return pyg.LinkNeighborLoader(run.endpoint, seed=run.seed, **_link_options(run))
 
 
 def pyg_links(run: TrainingRun) -> Iterable[Any]:
     """PyG's loader over the training edges in memory.
 
-    torch-sparse, which PyG falls back to, draws the last neighbors of a column too rarely; not so
-    with `--replace`.
+    torch-sparse, PyG's fallback, draws the last neighbors of a column too rarely, except with
+    `--replace`.
     """
     data = Data(edge_index=run.task.graph, num_nodes=run.task.num_nodes)
     loader: Iterable[Any] = LinkNeighborLoader(data, **_link_options(run))
@@ -126,7 +126,7 @@ def hops(run: TrainingRun) -> Iterable[Any]:
 
 
 class OfAllRanks:
-    """Steps of one trainer that stands for all ranks: the batches of each, of one global batch."""
+    """Steps of one trainer in place of all ranks: the batches of all ranks of a global batch."""
 
     def __init__(self, run: TrainingRun, data: Callable[..., Iterable[Any]]) -> None:
         ranks = tasks.HOME_RANKS
@@ -146,7 +146,7 @@ class WithHistory:
     """Steps of large batches of partitions, with tables of historical embeddings."""
 
     def __init__(self, run: TrainingRun, fixed: bool) -> None:
-        """`fixed`: the tables stay as they begin, zero."""
+        """`fixed`: keep the tables at their initial zeros."""
         self._run, self._fixed, self.dataset = run, fixed, large(run)
         self._history: HistoricalEmbeddings | None = None
 
@@ -160,7 +160,7 @@ class WithHistory:
                 attached.resolved.fingerprint, "sage", len(given.num_neighbors) - 1,
                 attached.partitions.first[-1], given.hidden, "float32",
             )  # fmt: skip
-            with tempfile.NamedTemporaryFile() as file:  # mapped, it outlives its name
+            with tempfile.NamedTemporaryFile() as file:  # the mapping outlives the name
                 self._history = HistoricalEmbeddings(
                     HistoryTables(file.name, spec, Ranks()), Ranks()
                 )
@@ -183,15 +183,15 @@ class Case(NamedTuple):
     task: Callable[..., tasks.TrainingTask]
     ways: Callable[[CompareOptions], list[Way]]
     defaults: Mapping[str, Any] = MappingProxyType({})
-    # the folder that is ingested
+    # returns the folder to ingest
     source: Callable[[CompareOptions, Path], Path] = tasks.changed_source
-    best: bool = False  # the epoch that is best on valid counts, not the mean of the last fifth
+    best: bool = False  # score the epoch that is best on valid, not the mean of the last fifth
 
 
 def pair(
     daemon: Callable[..., Any], pyg: Callable[..., Any]
 ) -> Callable[[CompareOptions], list[Way]]:
-    """A daemon against PyG's loader over the whole graph in memory."""
+    """Two ways: a daemon against PyG's loader over the whole graph in memory."""
     return lambda _: [Way("PyG", pyg, "PyG"), Way("daemon", daemon, "PyG")]
 
 
@@ -218,7 +218,7 @@ def macro_ways(options: CompareOptions) -> list[Way]:
 
 
 def labor_ways(_: CompareOptions) -> list[Way]:
-    """Neighbors of each node by themselves, and LABOR with keys of more and more draws."""
+    """Neighbor sampling, and LABOR with keys shared by more and more draws."""
     base = "neighbor"
     ways: dict[str, dict[str, Any]] = {
         base: {},
@@ -232,9 +232,9 @@ def labor_ways(_: CompareOptions) -> list[Way]:
 def large_ways(options: CompareOptions) -> list[Way]:
     """Minibatches, large batches with shared draws, and an 8th and a 16th of the partitions.
 
-    These beside macro-batches of the same partitions, with a usual halo and with one that loads
-    about as many rows as partitions with histories: a second ring of neighbors.  Partitions also
-    twice as long: a step of them moves a few of the rows of a minibatch, and learns more slowly.
+    Partitions are compared with macro-batches of the same ones, with a usual halo and with one
+    that loads about as many rows as histories do (a second ring of neighbors).  They also train for
+    twice the epochs: a step moves few of a minibatch's rows, and learns more slowly.
     """
     base = "minibatch"
     parts = ("--block-size", "64K", "--partitions", str(options.partitions), "--hubs", "0.01")
@@ -260,7 +260,7 @@ def large_ways(options: CompareOptions) -> list[Way]:
 
 
 def home_ways(_options: CompareOptions) -> list[Way]:
-    """A global batch divided by ranges, and by the owners of its seeds."""
+    """A global batch divided into ranges, and by the owners of its seeds."""
     base = "data parallel"
     return [
         Way(base, partial(OfAllRanks, data=NeighborDataset), base),
@@ -341,7 +341,7 @@ def task_of(case: str, options: CompareOptions, served: ServedStore) -> Training
 
 
 def endless(loader: Iterable[Any]) -> Iterator[Any]:
-    """Batches of one epoch after the other."""
+    """The batches of one epoch after another, without end."""
     while True:
         yield from loader
 
@@ -349,7 +349,7 @@ def endless(loader: Iterable[Any]) -> Iterator[Any]:
 def train(
     case: str, options: CompareOptions, served: ServedStore, name: str, seed: int
 ) -> dict[str, Any]:
-    """One run, of the way with this name: its line."""
+    """Do one run of the way with this name; returns its line of results."""
     torch.set_num_threads(options.threads)
     warnings.filterwarnings("ignore", "Using 'NeighborSampler' without")  # pyg-lib may be missing
     task = task_of(case, options, served)

@@ -1,4 +1,4 @@
-"""Runs in pairs: a line for each in a file, so that none runs twice, and a table of them all."""
+"""Paired runs: a line for each in a file, so that none is repeated, and a table of all."""
 
 import sys
 from collections import defaultdict
@@ -14,13 +14,13 @@ from tools.command import append, read_lines, table
 
 CONTEXT = get_context("spawn")  # each run has threads of its own
 
-Runs = Callable[[set[tuple[str, int]]], Iterable[dict[str, Any]]]  # given those that are done
+Runs = Callable[[set[tuple[str, int]]], Iterable[dict[str, Any]]]  # takes those that are done
 
 
 def run_each(
     train: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], jobs: int
 ) -> Iterator[Any]:
-    """`train(*task)` of each task as they end, `jobs` at a time; several in their own processes."""
+    """Yield `train(*task)` of each task as it ends, `jobs` at a time, in processes if several."""
     if jobs == 1:
         yield from starmap(train, tasks)
         return
@@ -30,8 +30,8 @@ def run_each(
 
 
 def interval(differences: Sequence[float]) -> float:
-    """Half the 95 % interval of the mean of two differences or more."""
-    from scipy import stats  # a second of CPU, and most runs only train
+    """Half the width of the 95 % interval of the mean of two or more differences."""
+    from scipy import stats  # takes a second of CPU, and most runs only train
 
     return float(stats.t.ppf(0.975, len(differences) - 1) * stats.sem(differences))
 
@@ -56,7 +56,7 @@ def summarize(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def finish(out: Path, runs: Runs) -> str:
-    """Do the runs that `out` lacks, append them, and return the table of all, printed."""
+    """Do the runs that `out` lacks, append them, print the table of all, and return it."""
     lines = read_lines(out)
     for line in runs({(line["way"], line["seed"]) for line in lines}):
         lines.append(line)

@@ -1,6 +1,6 @@
-"""What is learned: a graph in memory, a model, the loss of a batch, and a test on the whole graph.
+"""Training tasks: a graph in memory, a model, the loss of a batch, a test on the whole graph.
 
-Each task is made once a process, of the options and of a daemon with its store.
+Each task is made once per process, from the options and a daemon with its store.
 """
 
 import json
@@ -38,7 +38,7 @@ from tools.command import byte_size
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """What is trained.  Each case has defaults of its own."""
+    """Options of all cases, each of which has its own defaults."""
 
     folder: Annotated[Path, "a graph that `blockstore ingest` reads"]
     out: Annotated[Path, "a line for each run; what it holds is not run again"] = Path("runs.jsonl")
@@ -77,21 +77,21 @@ class ServedStore(NamedTuple):
 
 
 class TrainingTask(Protocol):
-    """What a run trains and tests."""
+    """A model to train, its loss and its test."""
 
     @property
     def model(self) -> Callable[..., nn.Module]:
-        """Makes a new one, by the seed of torch; of the name given, if the task has several."""
+        """A function that makes a new model by torch's seed; takes a name if there are several."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch."""
 
     def test(self, model: nn.Module) -> tuple[float, float]:
-        """(on valid, on test), in points."""
+        """(score on valid, score on test), in points."""
 
 
 def fill_absent(data: Any) -> Any:
-    """Ones as features of types that have none, as PyG's DBLP example does."""
+    """Set ones as features of types that have none, as in PyG's DBLP example."""
     if isinstance(data, HeteroData):
         for name in data.node_types:
             if "x" not in data[name]:
@@ -100,7 +100,7 @@ def fill_absent(data: Any) -> Any:
 
 
 def changed_source(options: CompareOptions, work: Path) -> Path:
-    """The folder, or one of links with features that are narrower, have Gaussian noise, or both."""
+    """The folder, or one of links to it with narrower features, Gaussian noise in them, or both."""
     if not options.noise and not options.width:
         return Path(options.folder)
     (made := work / "changed").mkdir()
@@ -114,9 +114,9 @@ def changed_source(options: CompareOptions, work: Path) -> Path:
 
 
 def _narrowed(folder: Path, width: int) -> NDArray[np.float32]:
-    """Features, dense or CSR, on their leading singular vectors, with standard deviation 1.
+    """Project features, dense or CSR, on leading singular vectors, with standard deviation 1.
 
-    width  how many of these; 0: the features as they are, dense
+    width  number of vectors; 0: return the features unchanged, dense
     """
     x: Any
     if (dense := folder / "node_feat.npy").is_file():
@@ -136,7 +136,7 @@ def _narrowed(folder: Path, width: int) -> NDArray[np.float32]:
 
 
 def train_edges(options: CompareOptions, work: Path) -> Path:
-    """A folder of the training edges in both directions.  Raises BadInput: a file is missing."""
+    """Make a folder of the training edges in both directions.  Raises BadInput: no such file."""
     for name in ("edge_index", "train_edge", "test_edge"):
         if not (path := options.folder / f"{name}.npy").is_file():
             raise BadInput.at(
@@ -151,7 +151,7 @@ def train_edges(options: CompareOptions, work: Path) -> Path:
 
 
 class NodeTask:
-    """Classes of nodes, by our GraphSAGE: what the store holds, in PyG's records, original ids."""
+    """Node classification with our GraphSAGE; the store's graph as PyG data, by original ids."""
 
     def __init__(self, options: CompareOptions, served: ServedStore) -> None:
         """Raises BadInput: no type has labels and both splits."""
@@ -166,7 +166,7 @@ class NodeTask:
             )  # fmt: skip
         several = len(types) > 1
         self.data: Any = HeteroData() if several else Data()
-        self.target = fit[0].name if several else ""  # whose labels are learned
+        self.target = fit[0].name if several else ""  # type whose labels are learned
         original = []
         for t in types:
             original.append(read_rows(store, t.original_id).astype(np.int64))
@@ -198,7 +198,7 @@ class NodeTask:
         return GraphSage(width, given.hidden, self._classes, self._depth, given.dropout)
 
     def logits(self, model: nn.Module, data: Any) -> Tensor:
-        """Of a batch or of the whole graph."""
+        """Logits of a batch or of the whole graph."""
         # without pyg-lib, PyG does not count per hop: its batches are then not trimmed
         counts = [getattr(data, f"num_sampled_{of}", None) for of in ("nodes", "edges")]
         out: Tensor = model(data.x, data.edge_index, *counts, getattr(data, "frontier", "new"))
@@ -210,7 +210,7 @@ class NodeTask:
         return functional.cross_entropy(self.logits(model, batch)[:size], nodes.y[:size])
 
     def test(self, model: nn.Module) -> tuple[float, float]:
-        """Accuracy over the whole graph; valid is not looked at."""
+        """Accuracy on test over the whole graph; valid is not evaluated."""
         right = self.logits(model, self.data).argmax(dim=1) == self._of(self.data).y
         return 0.0, 100 * float(right[self._test].double().mean())
 
@@ -219,7 +219,7 @@ HOME_RANKS, HOME_OWNERS = 4, "four"
 
 
 class HomeTask(NodeTask):
-    """The same, by several ranks: the loss of a step is the mean of all seeds of all of them."""
+    """As `NodeTask`, by several ranks: a step's loss is the mean over the seeds of all ranks."""
 
     def __init__(self, options: CompareOptions, served: ServedStore) -> None:
         super().__init__(options, served)
@@ -228,7 +228,7 @@ class HomeTask(NodeTask):
             command("preprocess", "owners", str(served.store), *words)
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Of the batches of all ranks; one without seeds adds nothing."""
+        """The loss over the batches of all ranks; one without seeds adds nothing."""
         some = [each for each in batch if each.batch_size]
         size = sum(each.batch_size for each in some)
         parts = [
@@ -238,14 +238,14 @@ class HomeTask(NodeTask):
 
 
 class HistoryStep(NamedTuple):
-    """A step of a large batch of partitions, and where its model's embeddings are kept."""
+    """A step of a large batch of partitions, with the historical embeddings of its model."""
 
     batch: Batch
     history: HistoricalEmbeddings
 
 
 class LargeTask(NodeTask):
-    """The same, also with historical embeddings."""
+    """As `NodeTask`, also with historical embeddings."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         if not isinstance(batch, HistoryStep):
@@ -259,14 +259,14 @@ class LargeTask(NodeTask):
 
 
 class PygTask(NodeTask):
-    """The same by PyG's GraphSAGE, through `to_hetero` where there are several types."""
+    """As `NodeTask`, with PyG's GraphSAGE, by `to_hetero` if there are several types."""
 
     def __init__(self, options: CompareOptions, served: ServedStore) -> None:
         super().__init__(options, served)
         fill_absent(self.data)
 
     def model(self) -> nn.Module:
-        """Its widths are found out by a first pass."""
+        """A model whose input widths are set by a first pass."""
         given = self._options
         made: Any = GraphSAGE(
             (-1, -1), given.hidden, self._depth, self._classes, dropout=given.dropout
@@ -301,7 +301,7 @@ class Encoder(nn.Module):
 
 
 class LinkTask:
-    """Links of an unsupervised GraphSAGE: a dot product, binary cross-entropy, random pairs."""
+    """Link prediction: GraphSAGE, dot products, binary cross-entropy, random negative pairs."""
 
     def __init__(self, options: CompareOptions) -> None:
         edges = torch.from_numpy(np.load(options.folder / "edge_index.npy").astype(np.int64))
@@ -315,7 +315,7 @@ class LinkTask:
         return Encoder(self.num_nodes, given.hidden, len(given.num_neighbors), given.dropout)
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Of seed edges and as many random pairs."""
+        """The loss of seed edges and as many random pairs."""
         out = model(batch.n_id, batch.edge_index)
         source, target = batch.edge_label_index
         score = (out[source] * out[target]).sum(dim=-1)
@@ -334,7 +334,7 @@ class LinkTask:
 
 
 class HopTask:
-    """Classes of nodes, by models on propagated features."""
+    """Node classification by models on propagated features."""
 
     def __init__(self, options: CompareOptions, served: ServedStore) -> None:
         self._options = options
@@ -350,7 +350,7 @@ class HopTask:
         return x, torch.cat([b.y for b in batches if b.y is not None])
 
     def model(self, name: str) -> nn.Module:
-        """Some models see hop 0 alone."""
+        """A model by name; some take only hop 0."""
         given, x = self._options, self._held[0][0]
         self._own = 1 if name in ALONE else len(x)
         width = x[0].size(1)

@@ -1,1 +1,1 @@
-"""Faults of a daemon and of trainers, and what must hold afterwards."""
+"""Faults in a daemon and in trainers, and checks of what must hold afterwards."""

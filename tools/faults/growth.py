@@ -1,12 +1,12 @@
-"""What processes hold as time goes on, and whether it grows: for runs that must stay flat.
+"""Samples of what processes hold over time, and checks that it does not grow.
 
 A kernel that is used for the first time is compiled, or loaded, in the process: it takes a megabyte
-or two, once, and adds to the machine code that is there.  The bytes of memory and mappings that
-came at such moments are no growth; more machine code than `ALLOWED` says is.
+or two, once, and adds machine code.  Memory and mappings that come with it do not count as growth;
+more machine code than `ALLOWED` does.
 
-What comes and goes with what a process does has no trend.  It is held against a bound instead, at
-every moment: a trainer that attaches again and again has touched from one to all pages of the arena
-that it maps, but maps one at a time.
+Resources that go up and down with a process's work have no trend.  Every sample is compared with a
+bound instead: a trainer that attaches again and again has touched from one to all pages of its
+arena, but maps one arena at a time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tools.bench.resources import PROC, counts_of
 from tools.command import table
 
-ALLOWED = {  # growth over a whole run that is still called flat
+ALLOWED = {  # growth over a whole run that still counts as flat
     "anon_bytes": 2 << 20,
     "shared_bytes": 2 << 20,
     "descriptors": 0.5,
@@ -28,17 +28,17 @@ ALLOWED = {  # growth over a whole run that is still called flat
     "code_bytes": 1 << 20,  # kernels that were not used before
 }
 NO_BOUNDS: Mapping[str, Any] = MappingProxyType({})
-_WITH_CODE = ("anon_bytes", "mappings")  # which come with machine code
-# Sessions have some while they last, and there are more of them at some times than at others: what
-# nobody gives back is in the least of each stretch of time.
+_WITH_CODE = ("anon_bytes", "mappings")  # they grow with machine code
+# Sessions hold some of these, and their number varies: a leak shows in the minimum of each stretch
+# of time.
 _OF_SESSIONS = ("descriptors", "threads")
 _STRETCHES = 40
-_LOAD_S = 10.0  # that a load takes, before its code is there and after
-_MOST_POINTS = 400  # of a fit
+_LOAD_S = 10.0  # duration of a load, before its code appears and after
+_MOST_POINTS = 400  # most points of a fit
 
 
 class ProcessSample(NamedTuple):
-    """What a process holds at a moment."""
+    """The resources that a process holds at one moment."""
 
     at_s: float
     anon_bytes: int
@@ -46,17 +46,17 @@ class ProcessSample(NamedTuple):
     descriptors: int
     threads: int
     mappings: int
-    code_bytes: int  # machine code that was made, or loaded as data: of no file
+    code_bytes: int  # executable memory without a file: code compiled, or loaded as data
     arenas: int = 0  # mappings of daemons' arenas
 
 
 class Growth(NamedTuple):
-    """How one figure went, after warm-up."""
+    """The growth of one figure after warm-up."""
 
     figure: str
     first: float  # median of the first tenth
     last: float  # median of the last tenth
-    per_hour: float  # by the slope, without loads of code
+    per_hour: float  # slope, leaving out loads of code
     flat: bool  # or within its bound
     bound: float | None = None
 
@@ -68,7 +68,7 @@ class Growth(NamedTuple):
 
 
 def sample(pid: int, at_s: float) -> ProcessSample:
-    """What a process holds now.  Raises FileNotFoundError: it has ended."""
+    """Sample a process.  Raises FileNotFoundError: it has ended."""
     folder = PROC / str(pid)
     fields = counts_of(folder / "status")
     if "RssAnon" not in fields:
@@ -84,7 +84,7 @@ def sample(pid: int, at_s: float) -> ProcessSample:
 
 
 def _code_bytes(mapping: str) -> int:
-    """Of a line of `maps`: executable, and of no file."""
+    """Bytes of a line of `maps`, if it is executable and has no file; else 0."""
     words = mapping.split()
     if len(words) > 5 or "x" not in words[1]:
         return 0
@@ -95,7 +95,7 @@ def _code_bytes(mapping: str) -> int:
 def without_loads(
     times: NDArray[np.float64], code: NDArray[np.float64], values: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The values as they would be, had no machine code come: near a change of it nothing moves.
+    """The values without changes near a load of machine code.
 
     times   float64 (samples,)   s, ascending
     code    float64 (samples,)   bytes
@@ -111,14 +111,14 @@ def without_loads(
 def least(
     times: NDArray[np.float64], values: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """When each of `_STRETCHES` stretches of time begins, or a few more, and its least value."""
+    """The begin and the minimum of about `_STRETCHES` stretches of time."""
     begins = np.arange(0, times.size, max(1, times.size // _STRETCHES))
     return times[begins], np.minimum.reduceat(values, begins)
 
 
 def slope(times: NDArray[np.float64], values: NDArray[np.float64]) -> float:
-    """Median of the slopes between pairs of points: single peaks do not count."""
-    from scipy.stats import theilslopes  # a second of CPU, which each process of a test would take
+    """Median of the slopes between pairs of points (Theil-Sen): ignores single peaks."""
+    from scipy.stats import theilslopes  # takes a second of CPU in each process that imports it
 
     chosen = np.unique(np.linspace(0, times.size - 1, _MOST_POINTS).astype(np.int64))
     return float(theilslopes(values[chosen], times[chosen]).slope)
@@ -130,12 +130,12 @@ def growths(
     allowed: Mapping[str, float] = ALLOWED,
     bounds: Mapping[str, float] = NO_BOUNDS,
 ) -> list[Growth]:
-    """Of each figure of `allowed` and `bounds`, without the first share `warm_up` of the samples.
+    """Growth of each figure of `allowed` and `bounds`, after a share `warm_up` of the samples.
 
-    Flat is what grows by no more than `allowed`, both by its slope and from the first tenth to the
-    last, loads of code and what sessions have left out; what shrinks is.  A figure of `bounds` may
-    grow, but no sample may be more.  Raises ValueError: fewer than ten samples are left after
-    warm-up.
+    A figure is flat if it shrinks, or grows by no more than `allowed`, both by its slope and from
+    the first tenth to the last, leaving out loads of code and what sessions hold.  A figure of
+    `bounds` may grow, but no sample may exceed its bound.  Raises ValueError: fewer than ten
+    samples are left after warm-up.
     """
     kept = samples[int(len(samples) * warm_up) :]
     if len(kept) < 10:
@@ -167,9 +167,9 @@ def judge(
     allowed: Mapping[str, float] = ALLOWED,
     bounds: Mapping[str, Mapping[str, float]] = NO_BOUNDS,
 ) -> dict[str, Any]:
-    """Prints a table of all figures; returns them by process, and under "grows" what grew.
+    """Print a table of all figures; returns them by process, and under "grows" what grew.
 
-    bounds   of figures that come and go, by process
+    bounds   by process, of figures that go up and down
     """
     found: dict[str, Any] = {}
     rows = [["process", "figure", "first", "last", "an hour", ""]]

@@ -1,10 +1,9 @@
-"""A scene of faults: a store of every plan's needs, a daemon, processes; and what must hold.
+"""A scene for faults: a store that every plan can read, daemons, processes, and final checks.
 
-What all fault tools check when all clients have gone (`Scene.finish`): the daemon's ledger, slots
-and descriptors are what they were before any session, its log tells of no error, it ends with exit
-code 0, and no file is left beside its socket.  With `servers` there are as many daemons, each with
-its part of the store, and all of this holds for each, but for descriptors: connections to peers
-stay.
+All fault tools check after all clients have gone (`Scene.finish`): the daemon's ledger, slots and
+descriptors are as before any session, its log has no error, it ends with exit code 0, and no file
+is left beside its socket.  With `servers` there are that many daemons, each with its part of the
+store, and all of this holds for each, except for descriptors: connections to peers stay open.
 """
 
 import json
@@ -46,7 +45,7 @@ _SEEDS, _VALID, _TEST = 2_000, 0.1, 0.1  # training nodes; shares of the nodes
 SETTLE_S = 30.0
 END_S = 120.0
 BESIDE, SHORT_LIVED = "trainer", "short-lived"  # names of processes
-BESIDE_MEM = 256 << 20  # bytes that a daemon may hold beside --mem
+BESIDE_MEM = 256 << 20  # bytes that a daemon may hold in addition to --mem
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class SceneOptions:
 
 
 def make_store(folder: Path, num_bytes: int = 0, times: bool = False) -> Path:
-    """A generated store that every plan can read, of about so many bytes, or a small one.
+    """Make a generated store that every plan can read, of about `num_bytes`; 0: a small one.
 
     times   its edges have times in [0, number of nodes)
     """
@@ -85,13 +84,13 @@ def make_store(folder: Path, num_bytes: int = 0, times: bool = False) -> Path:
 
 
 def _node_bytes(width: int) -> int:
-    """Those of a node's features and edges, and of a part of the propagated rows."""
+    """Bytes of a node's features and edges, and its share of the propagated rows."""
     return int(4 * (width * (1 + (HOPS + 1) * (_VALID + _TEST)) + DEGREE))
 
 
 class HeldResources(NamedTuple):
     ledger: list[tuple[str, int]]
-    slots: tuple[int, int]  # those of the pools, those that are pinned
+    slots: tuple[int, int]  # in pools, pinned
     files: dict[str, int]
 
     @classmethod
@@ -115,12 +114,12 @@ class DaemonProcess:
         limits: ControlGroup | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        """`folder` is made, for its socket; `tcp` is where it listens too; `limits` hold it."""
+        """`folder` is made, for its socket; `tcp`: another address; `limits`: its control group."""
         notes = folder.with_name(f"{folder.name}-notes")
         for made in (folder, notes):
             made.mkdir()
         self.endpoint = f"ipc://{folder}/d"
-        self.log = notes / "log"  # of one name: descriptors of two daemons are compared by names
+        self.log = notes / "log"  # the same for all: descriptors are compared by name
         words = [sys.executable, "-m", "loaderd", "serve", str(store), "--endpoint", self.endpoint]
         words += ["--mem", mem, "--workers", "2", *(("--listen", tcp) if tcp else ()), *options]
         self._words, self._most_bytes = words, parse_bytes(mem) + BESIDE_MEM
@@ -138,18 +137,18 @@ class DaemonProcess:
             )
 
     def check(self) -> None:
-        """Start it again after it has ended as it was told.  Raises SystemExit: it was not told."""
+        """Start it again if it has ended as it was told.  Raises SystemExit: it was not told."""
         code = self.process.poll()
         if code is None or self.killed:
             return
-        # before it has its handlers a signal ends it the usual way
+        # before its handlers are installed, a signal kills it
         if code not in (0, -signal.SIGTERM) or not self.told_to_end:
             raise SystemExit(f"the daemon ended with {code}: {self.last_line()}")
         self.told_to_end = False
         self.start()
 
     def kill(self) -> None:
-        """SIGKILL; it is gone at the end."""
+        """Send SIGKILL, and wait until it is gone."""
         if self.process.poll() is None:
             self.check_memory()
         self.killed = True
@@ -157,9 +156,9 @@ class DaemonProcess:
         self.process.wait()
 
     def check_memory(self) -> None:
-        """Raises SystemExit: it has held more than it may, at any time since it was started."""
+        """Raises SystemExit: its peak memory since its start exceeds the limit."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
-        if found := re.search(r"VmHWM:\s+(\d+) kB", text):  # none of one that is just ending
+        if found := re.search(r"VmHWM:\s+(\d+) kB", text):  # missing while it is ending
             self.peak_bytes = max(self.peak_bytes, int(found[1]) << 10)
         if self.peak_bytes > self._most_bytes:
             raise SystemExit(
@@ -173,7 +172,7 @@ class DaemonProcess:
     def status(
         self, wanted: Callable[[StatusReply], bool] = lambda _: True, what: str = ""
     ) -> StatusReply:
-        """Its status once it is as wanted.  Raises SystemExit: it never is."""
+        """Wait until its status is as wanted.  Raises SystemExit: it never is."""
         end, found = time.monotonic() + SETTLE_S, "no daemon"
         while time.monotonic() < end:
             try:
@@ -188,28 +187,28 @@ class DaemonProcess:
         raise SystemExit(f"{self.endpoint}: found {found} after {SETTLE_S:g} s, expected {what}")
 
     def note_before(self) -> None:
-        """Note what it holds before any session, while no child compiles for it: that has pipes."""
-        looks = [-1]  # kernels were compiled so often, -1: some are being compiled
+        """Note what it holds before any session, with no child that compiles (it has pipes)."""
+        looks = [-1]  # number of finished compilations; -1: one is running
 
         def compiles_none(_reply: StatusReply) -> bool:
             text = self.log.read_text(errors="replace")
             begun, ended = text.count("compiling kernels "), text.count("kernels compiled ")
             looks.append(ended if begun == ended else -1)
-            return looks[-2] == looks[-1] >= 0  # nor between both looks, when it replied
+            return looks[-2] == looks[-1] >= 0  # nor between the two looks, when it replied
 
         self.before = self.held(self.status(compiles_none, "compiled kernels"))
 
     def held(self, reply: StatusReply) -> HeldResources:
-        """What it holds; connections to peers stay, so descriptors are not compared then."""
+        """What it holds; without descriptors if it has peers, as these connections stay open."""
         found = HeldResources.of(reply)
         return found._replace(files={}) if self._has_peers else found
 
     def idle(self) -> StatusReply:
-        """Its status once it has no session."""
+        """Wait until it has no session; returns its status."""
         return self.status(lambda reply: not reply.sessions, "no session")
 
     def finish(self) -> dict[str, int]:
-        """End it; returns its counters.  Raises SystemExit: something does not hold."""
+        """End it; returns its counters.  Raises SystemExit: a check failed."""
         counters = self.status(
             lambda reply: not reply.sessions and self.held(reply) == self.before,
             f"what it held before any session, {self.before}",
@@ -230,19 +229,19 @@ class DaemonProcess:
 
 @dataclass
 class Scene:
-    """Daemons, and processes beside them."""
+    """Daemons, and the processes of their clients."""
 
     folder: Path
     store: Path
-    daemons: dict[str, DaemonProcess]  # by the names that messages have
-    processes: dict[str, BaseProcess] = field(default_factory=dict)  # that run
+    daemons: dict[str, DaemonProcess]  # by name in messages
+    processes: dict[str, BaseProcess] = field(default_factory=dict)  # running, by name
     series: dict[str, list[ProcessSample]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     begun: float = field(default_factory=time.monotonic)
 
     @property
     def daemon(self) -> DaemonProcess:
-        """The one that trainers use first."""
+        """The first daemon, which trainers use by default."""
         return next(iter(self.daemons.values()))
 
     @property
@@ -250,13 +249,13 @@ class Scene:
         return time.monotonic() - self.begun
 
     def spawn(self, name: str, target: Callable[..., None], *arguments: Any) -> None:
-        """A process of this name begins."""
+        """Start a process under this name."""
         process = CONTEXT.Process(target=target, args=arguments, daemon=True)
         process.start()
         self.processes[name] = process
 
     def renew_clients(self, work: Work, count: int) -> None:
-        """So many short-lived ones are there; those that have ended are replaced by others."""
+        """Start short-lived clients until `count` are running."""
         there = sum(name.startswith(SHORT_LIVED) for name in self.processes)
         for _ in range(count - there):
             name = f"{SHORT_LIVED} {self.counts['short_lived']}"
@@ -264,14 +263,14 @@ class Scene:
             self.counts["short_lived"] += 1
 
     def kill(self, name: str) -> None:
-        """End a process, if it is there."""
+        """Kill a process, if it is running."""
         if process := self.processes.pop(name, None):
             process.kill()
             process.join()
             process.close()
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """To a daemon, or to a process, if it is there."""
+        """Send a signal to a daemon, or to a process, if it is running."""
         if name in self.daemons:
             self.daemons[name].process.send_signal(number)
         elif name in self.processes:
@@ -288,7 +287,7 @@ class Scene:
                 yield name, code
 
     def watch(self, *names: str) -> None:
-        """A sample of the daemon and of processes.  Raises SystemExit: one has ended."""
+        """Sample the daemon and some processes.  Raises SystemExit: one has ended."""
         pids = {"daemon": self.daemon.process.pid} | {n: self.processes[n].pid for n in names}
         for name, pid in pids.items():
             assert pid is not None
@@ -312,7 +311,7 @@ class Scene:
 
     @contextmanager
     def trainer_beside(self, work: Work) -> Iterator[int]:
-        """A trainer reads epoch 0 over and over; its session.  Raises SystemExit: it fails."""
+        """Run a trainer that repeats epoch 0; yields its session.  Raises SystemExit: it fails."""
         stop, notes = CONTEXT.Event(), work.folder / f"{BESIDE}.json"
         self.spawn(BESIDE, read_again, work, BESIDE, stop)
         end = time.monotonic() + END_S
@@ -326,7 +325,7 @@ class Scene:
         self.add_counts(work.folder)
 
     def finish(self) -> Counter[str]:
-        """All that must hold at the end; counters of all daemons.  Raises SystemExit."""
+        """Check all that must hold at the end; returns all counters.  Raises SystemExit."""
         counts: Counter[str] = Counter()
         for daemon in self.daemons.values():
             counts.update(daemon.finish())
@@ -340,7 +339,7 @@ class Scene:
 
 
 def start_parts(folder: Path, store: Path, mem: str, servers: int) -> list[DaemonProcess]:
-    """Daemons that are each other's peers, each with `mem` beside what peers take."""
+    """Start daemons that are each other's peers, each with `mem` beside what peers take."""
     parts = make_parts(store, servers)
     places = [f"tcp://127.0.0.1:{free_port()}" for _ in parts]
     lines = folder / "peers"
@@ -361,10 +360,10 @@ def scene(
     limits: ControlGroup | None = None,
     servers: int = 0,
 ) -> Iterator[Scene]:
-    """Made in a folder of its own; everything has gone at the end.
+    """Set up a scene in a temporary folder; everything is removed at the end.
 
-    limits    of the daemon; the edges of the store have times then
-    servers   so many daemons with parts of the store; 0: one with all of it
+    limits    control group of the daemon; the edges of the store then have times
+    servers   number of daemons with parts of the store; 0: one with all of it
     """
     if options.folder is not None:
         options.folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Trainers in processes of their own: what they read, and what they write down of it."""
+"""Trainers that run in processes of their own, and record what they read."""
 
 import gc
 import hashlib
@@ -25,11 +25,11 @@ PLANS = ("minibatch", "hyperbatch", "macrobatch", "chunks", "rows", "split")
 OWNERS = "halves"  # an owner map of two; trainers of plan "split" are its first owner
 METHODS: dict[str, Literal["cr", "rr"]] = {"chunks": "cr", "rows": "rr"}
 DIGEST_CHARS = 32
-STEP_S = 0.005  # that a trainer beside a fuzzer takes for a batch
+STEP_S = 0.005  # time per batch of a trainer beside a fuzzer
 
 
 def dataset(endpoint: str, plan: str, **options: Any) -> SteppedDataset[Any]:
-    """Batches of a plan, from a store that `tools.faults.runner.make_store` made."""
+    """A dataset of a plan, for a store that `tools.faults.runner.make_store` made."""
     if plan in METHODS:
         return HopDataset(endpoint, method=METHODS[plan], **options)
     if plan == "split":
@@ -43,7 +43,7 @@ def dataset(endpoint: str, plan: str, **options: Any) -> SteppedDataset[Any]:
 
 
 def digest(batch: Any) -> str:
-    """That of every array of a batch of any plan."""
+    """Digest of all arrays of a batch of any plan."""
     found = hashlib.sha256()
     x = batch.x if isinstance(batch.x, list) else [batch.x]
     names = ("y", "edge_index", "n_id", "input_id")
@@ -56,14 +56,14 @@ def digest(batch: Any) -> str:
 
 
 def replace(path: Path, text: str) -> None:
-    """The new file or the old one is there, whole."""
+    """Replace a file atomically."""
     fresh = path.with_suffix(".new")
     fresh.write_text(text)
     fresh.replace(path)
 
 
 class Work(NamedTuple):
-    """What trainers read that save no state."""
+    """The options of trainers that save no state."""
 
     endpoint: str
     folder: Path  # for what they write
@@ -76,7 +76,7 @@ class Work(NamedTuple):
 
 
 def write_counts(work: Work, name: str, counts: Counter[str]) -> None:
-    """What a trainer has read so far, for those who watch."""
+    """Publish what a trainer has read so far."""
     replace(work.folder / f"{name}.json", json.dumps(counts))
 
 
@@ -99,15 +99,15 @@ def read_epoch(
 
 
 def check_again(expected: list[str], found: list[str], plan: str) -> None:
-    """Raises SystemExit: epoch 0, or what was read of it, differs from the first time."""
+    """Raises SystemExit: epoch 0, as far as it was read, differs from the first time."""
     if found != expected[: len(found)]:
         raise SystemExit(f"{plan}: epoch 0 is not what it was the first time")
 
 
 def read_every_plan(work: Work, name: str, stop: Event) -> None:
-    """Until it is told to stop: all plans in turn, each attached again, epoch 0 and the next.
+    """Until `stop` is set, read epochs 0 and 1 of each plan in turn, attaching again each time.
 
-    Epoch 0 of a plan gives the same batches every time.  Ends with an error if it does not.
+    Ends with an error if epoch 0 of a plan does not give the same batches every time.
     """
     logging.basicConfig(level=logging.ERROR)
     counts, expected = Counter[str](), dict[str, list[str]]()
@@ -123,7 +123,7 @@ def read_every_plan(work: Work, name: str, stop: Event) -> None:
 
 
 def read_again(work: Work, name: str, stop: Event) -> None:
-    """Epoch 0 over and over in one session, whose number is among the counts."""
+    """Read epoch 0 over and over in one session, whose number is in the counts."""
     counts, data = Counter[str](), work.dataset("minibatch")
     expected = read_epoch(data, "minibatch", counts)
     counts["session"] = data.attached().session
@@ -141,9 +141,9 @@ def read_again(work: Work, name: str, stop: Event) -> None:
 
 
 def read_briefly(work: Work, name: str, seed: int) -> None:
-    """Attach and read a part of an epoch by some plan, two or three times.
+    """Attach and read part of an epoch of a random plan, two or three times.
 
-    One of four goes without detaching.
+    Leaves without detaching one time in four.
     """
     logging.basicConfig(level=logging.ERROR)
     random, counts = Random(seed), Counter[str]()
@@ -152,7 +152,7 @@ def read_briefly(work: Work, name: str, seed: int) -> None:
             data = work.dataset(plan := random.choice(PLANS))
             try:
                 read_epoch(data, plan, counts, most=random.randint(1, 40))
-            except Refused:  # the others have the memory
+            except Refused:  # other sessions use the memory
                 counts["refused"] += 1
             counts["attached"] += 1
             if random.random() < 0.75:
@@ -161,16 +161,16 @@ def read_briefly(work: Work, name: str, seed: int) -> None:
 
 
 class Member(NamedTuple):
-    """One trainer that saves its state."""
+    """One trainer of a `TrainerJob`."""
 
     plan: str
     rank: int = 0
     world_size: int = 1
-    endpoint: str = ""  # another than the job's
+    endpoint: str = ""  # if not the job's
 
 
 class TrainerJob(NamedTuple):
-    """What trainers do that save their state; their numbers stand for them."""
+    """The options of trainers that save their state, each known by its number."""
 
     endpoint: str
     folder: Path  # for what they write
@@ -180,7 +180,7 @@ class TrainerJob(NamedTuple):
     think_s: float  # a step
 
     def dataset(self, number: int) -> SteppedDataset[Any]:
-        """As each of them makes it."""
+        """The dataset of a trainer."""
         plan, rank, world_size, endpoint = self.members[number]
         return dataset(
             endpoint or self.endpoint, plan, batch_size=self.batch_size, seed=3, rank=rank,
@@ -188,24 +188,24 @@ class TrainerJob(NamedTuple):
         )  # fmt: skip
 
     def state(self, rank: int) -> Path:
-        """Where a rank saves its state."""
+        """The file in which a rank saves its state."""
         return self.folder / f"state-{rank}.json"
 
     def log(self, rank: int, start: int) -> Path:
-        """What a rank consumed from one start to its end."""
+        """The log of a rank from one start to its end."""
         return self.folder / f"log-{rank}-{start:04d}"
 
     @property
     def last_epoch(self) -> Path:
-        """Holds the epoch after which trainers end; made when it is known."""
+        """The file with the last epoch of all trainers, written once it is known."""
         return self.folder / "last-epoch"
 
 
 def train(job: TrainerJob, rank: int, start: int) -> None:
-    """Go on from the last saved state, until the last epoch has ended.
+    """Train from the last saved state to the end of the last epoch.
 
-    The log: a line "from EPOCH STEP" (the last step consumed before), "EPOCH STEP DIGEST" for each
-    batch, and at the end "end" with descriptors and arenas that this process still holds.
+    The log has a line "from EPOCH STEP" (the last step consumed before), "EPOCH STEP DIGEST" for
+    each batch, and finally "end" with the descriptors and arenas that this process still holds.
     """
     log = os.open(job.log(rank, start), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
     logging.basicConfig(filename=job.folder / f"notes-{rank}-{start:04d}")
@@ -251,7 +251,7 @@ def open_files(pid: int | str = "self") -> dict[str, int]:
     """Descriptors of a process by kind, and its mappings of arenas."""
     kinds: Counter[str] = Counter()
     for path in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # of the listing itself
+        with suppress(FileNotFoundError):  # the descriptor of the listing itself
             kinds[path.readlink().name.partition(":[")[0]] += 1
     maps = Path(f"/proc/{pid}/maps").read_text()
     kinds["arenas mapped"] = maps.count("memfd:blockstore-arena")

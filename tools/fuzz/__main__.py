@@ -34,11 +34,11 @@ from tools.fuzz import stores
 from tools.fuzz.frames import Attacker, Defect, base_messages, join, spoil
 
 WARM_UP = 0.2
-FRESH = 0.25  # share of the messages that are spoilt once; others several times
+FRESH = 0.25  # share of messages spoilt only once; others are spoilt repeatedly
 LARGEST = 1 << 16  # bytes of an input
-_POOL = 1  # threads that wait for another attach, once there was one
-# Each thread that asks a peer for rows opens a connection when all others are in use, and keeps it:
-# how many there are follows from how many requests came at once, and is at most one a thread.
+_POOL = 1  # threads that stay after the first attach, to wait for another
+# A thread that asks a peer for rows opens a connection if all others are in use, and keeps it:
+# their number depends on how many requests came at once, and is at most one per thread.
 _CONNECTION = {"descriptors": 4, "mappings": 2}  # a zmq socket with its monitor; the thread's heap
 
 
@@ -55,7 +55,7 @@ class FrameFuzzOptions(SceneOptions):
 
 
 def send_all(given: FrameFuzzOptions, made: Scene, victim: int) -> dict[str, Any]:
-    """Spoil and send messages; what was sent.  Raises SystemExit: a defect."""
+    """Spoil and send messages; returns figures.  Raises SystemExit: a defect."""
     random, daemon, data = Random(given.seed), made.daemon, b""
     place = daemon.tcp if given.peers else daemon.endpoint
     attacker = Attacker(place, open_store(daemon.store), victim, random)
@@ -85,13 +85,13 @@ def send_all(given: FrameFuzzOptions, made: Scene, victim: int) -> dict[str, Any
 
 
 def main(words: Sequence[str]) -> dict[str, Any]:
-    """Run it; returns what is printed.  Raises SystemExit: something does not hold."""
+    """Run it; returns the printed line.  Raises SystemExit: a check failed."""
     given = parse(FrameFuzzOptions, words)
     with scene(given, store_bytes=0, servers=2 * given.peers) as made:
         daemon = made.daemon
         (made.folder / "counts").mkdir()
         work = Work(daemon.endpoint, made.folder / "counts", given.batch_size, 3)
-        if given.peers:  # the first that reads by tcp, and what it needs of peers, begin threads
+        if given.peers:  # the first session over TCP, and its requests to peers, start threads
             with closing(work._replace(endpoint=daemon.tcp).dataset("minibatch")) as data:
                 next(iter(data))
             daemon.idle()
@@ -102,7 +102,7 @@ def main(words: Sequence[str]) -> dict[str, Any]:
         if (left := sample(daemon.process.pid, 0.0).threads) > threads + _POOL:
             raise SystemExit(f"{left} threads when all have gone, {threads} before they came")
         counters, log_bytes = made.finish(), daemon.log.stat().st_size
-    connections = THREADS * given.peers  # which may come after the warm-up
+    connections = THREADS * given.peers  # may be opened after the warm-up
     allowed = {f: most + connections * _CONNECTION.get(f, 0) for f, most in ALLOWED.items()}
     del allowed["threads"]  # compared above
     growth = judge(made.series, WARM_UP, allowed)

@@ -1,4 +1,4 @@
-"""Messages to spoil, what a daemon must make of them, and a client that sends them."""
+"""Messages to spoil, the answers that a daemon must give, and a client that sends them."""
 
 import re
 import socket
@@ -46,14 +46,14 @@ from loaderd.server.transport import parse_either
 from loaderd.sessions.resolve import resolve
 from tools.fuzz.values import change_shape, change_value, number
 
-# Stand for numbers that only a connection knows; each is nine bytes on the wire.
+# Placeholders for numbers that only a connection knows; each is nine bytes on the wire.
 TOKEN, SESSION, VICTIM = NAMED = 0x7E57_0000_0001, 0x7E57_0000_0002, 0x7E57_0000_0003
-FINGERPRINT, DIGEST = "F" * 32, "D" * 32  # of a part, which only its peers know
-_CUT = b"\xc1\xc1CUT"  # 0xc1 is in no MessagePack
+FINGERPRINT, DIGEST = "F" * 32, "D" * 32  # placeholders for a part's, known to its peers alone
+_CUT = b"\xc1\xc1CUT"  # MessagePack never uses 0xc1
 MOST_FRAMES = 4
 _IDS = b"".join(n.to_bytes(8, "little", signed=True) for n in (5, 3, 5, -1, 1 << 40))
 _ROWS = b"".join(n.to_bytes(8, "little") for n in (1, 2, 700, 701))
-# What the fields of messages are, if they have no default.
+# Values of message fields that have no default.
 _FIELDS: dict[str, Any] = {
     "token": TOKEN, "request": 1, "session": SESSION, "run": 1, "epoch": 0, "step": 0, "group": 0,
     "num_bytes": 1 << 40, "first": 0, "numbers": _IDS, "fingerprint": FINGERPRINT, "server": 1,
@@ -73,7 +73,7 @@ _ATTACHES: tuple[dict[str, Any], ...] = (
 
 @cache
 def base_messages() -> list[list[bytes]]:
-    """Messages, each as its frames, that a daemon takes: what spoiling begins with."""
+    """Valid messages as lists of frames, from which spoiling begins."""
     found: list[Message] = []
     for kind in get_args(ClientMessage):
         usual = {f.name: _FIELDS[f.name] for f in msgspec.structs.fields(kind) if f.required}
@@ -87,7 +87,7 @@ def base_messages() -> list[list[bytes]]:
 
 
 def join(frames: Sequence[bytes]) -> bytes:
-    """Frames as one input of a fuzzer."""
+    """Join frames to one fuzzer input."""
     return _CUT.join(frames)
 
 
@@ -98,10 +98,10 @@ def split(data: bytes) -> list[bytes]:
 def bind(
     frames: Sequence[bytes], numbers: Sequence[int], part: StorePart | None = None
 ) -> list[bytes]:
-    """With what a connection knows.
+    """Replace placeholders by what a connection knows.
 
-    numbers   its token, a session of its own, one of another's
-    part      whose peer it is
+    numbers   its token, a session of its own, a session of another client
+    part      the part whose peer it is
     """
     known = {
         msgspec.msgpack.encode(name): b"\xcf" + number.to_bytes(8, "big")
@@ -117,7 +117,7 @@ def bind(
 
 
 def spoil(data: bytes, random: Random) -> bytes:
-    """An input changed somewhere: in the fields of its message, or any bytes."""
+    """Change an input somewhere: in the fields of its message, or any bytes."""
     choice, frames = random.random(), split(data)
     if choice < 0.2:
         return _overwrite(data, random)
@@ -129,7 +129,7 @@ def spoil(data: bytes, random: Random) -> bytes:
 
 
 def _overwrite(data: bytes, random: Random) -> bytes:
-    """Bytes here and there are others, more or fewer."""
+    """Replace, insert and delete random bytes."""
     found = bytearray(data)
     for _ in range(random.randint(1, 3)):
         at = random.randrange(len(found) + 1)
@@ -138,11 +138,11 @@ def _overwrite(data: bytes, random: Random) -> bytes:
 
 
 def _spoil_message(frame: bytes, random: Random) -> bytes:
-    """A few values of a message are others; what cannot be read becomes a message."""
+    """Change a few values of a message; an unreadable one is replaced by a valid one first."""
     try:
         decode_client(frame)
         version, body = msgspec.msgpack.decode(frame)
-    except (BadMessage, UnicodeDecodeError):  # a field that nobody knows may be no text
+    except (BadMessage, UnicodeDecodeError):  # the name of an unknown field may be invalid UTF-8
         frame = random.choice(base_messages())[0]
         version, body = msgspec.msgpack.decode(frame)
     for _ in range(random.randint(1, 3)):
@@ -160,12 +160,12 @@ def _spoil_message(frame: bytes, random: Random) -> bytes:
 
 
 def verdict(frames: Sequence[bytes], manifest: Manifest) -> str:
-    """What a daemon must answer, as far as the message alone says so.
+    """The answer that a daemon must give, as far as the message alone determines it.
 
-    "BadMessage", "status-reply"; "" for what is never answered; "unexpected" for what may be a
-    BadMessage: it has too many frames, a meaning over tcp alone, or numbers that were not asked
-    for; "?" for what depends on the rest.
-    Walks through all that looks at a message before memory is taken for it.
+    "BadMessage", "status-reply"; "": no answer; "unexpected": perhaps a BadMessage, as it has too
+    many frames, a meaning over TCP only, or numbers that were not asked for; "?": depends on more
+    than the message.
+    Runs all checks of a message that come before memory is allocated for it.
     """
     try:
         message = decode_client(frames[0])
@@ -183,7 +183,7 @@ def verdict(frames: Sequence[bytes], manifest: Manifest) -> str:
                 return "unexpected"
             case Start():
                 check_start(message)
-            case RowsWanted():  # of as many rows as may be
+            case RowsWanted():  # an array of any number of rows
                 check_rows(message, 0, 1 << 32, 1)
                 return "unexpected"
             case Attach():
@@ -201,31 +201,31 @@ EVERY = 256  # messages between two checks of what came back
 LIFE = 1024  # messages of a connection
 _NONCE = 1 << 61
 _GREETING = bytes.fromhex("ff00000000000000017f0300") + b"NULL".ljust(20, b"\0") + bytes(32)
-# what only a defect makes of an error: the class of an exception that nobody foresaw
+# an error with the class of an unforeseen exception in it is a defect
 UNFORESEEN = re.compile(r"the daemon failed|\b[A-Z]\w*(Error|Exception): ")
 
 
 class Defect(Exception):
-    """The daemon did what it must not."""
+    """The daemon did something that it must not do."""
 
 
 class Attacker:
-    """Connections one after the other, each with a token and a session of its own."""
+    """Opens one connection after another, each with its own token and session."""
 
     def __init__(self, endpoint: str, store: Store, victim: int, random: Random) -> None:
-        """`victim`: a session of somebody else's, of a daemon that serves `store`."""
+        """`victim`: the session of another client at the daemon, which serves `store`."""
         self._endpoint, self._victim, self._random = parse_either(endpoint), victim, random
         self._manifest, self._part = store.manifest, store.part
         self._context = zmq.Context()
         self._nonce = _NONCE
         self.sent = 0
-        self.noise = 0  # connections that do not speak the protocol at all
+        self.noise = 0  # connections that did not speak the protocol at all
         self.replies: Counter[str] = Counter()
         self.longest_s = 0.0  # between a check and its answer
         self._connect()
 
     def send(self, data: bytes) -> None:
-        """One message, of an input's frames.  Raises Defect."""
+        """Send an input as one message.  Raises Defect."""
         frames = bind(split(data), (self._token, self._session, self._victim), self._part)
         self._expected[verdict(frames, self._manifest)] += 1
         self._dealer.send_multipart(frames)
@@ -238,7 +238,7 @@ class Attacker:
             self._connect()
 
     def check(self) -> None:
-        """Everything sent was taken, and answered as it must be.  Raises Defect."""
+        """Wait for the answers to all messages so far, and check them.  Raises Defect."""
         begun = time.monotonic()
         self._nonce += 1
         self._dealer.send(encode(StatusRequest(request=self._nonce)))
@@ -246,7 +246,7 @@ class Attacker:
             pass
         self.longest_s = max(self.longest_s, time.monotonic() - begun)
         for kind, more in (
-            # twice: numbers that were not asked for also end the request that they belong to
+            # times 2: unexpected numbers also end the request that they belong to
             (BadMessage.__name__, 2 * self._expected["unexpected"]),
             ("status-reply", 0),
         ):
@@ -262,7 +262,7 @@ class Attacker:
         self._context.destroy(0)
 
     def close_connection(self) -> None:
-        """The daemon ends what was attached."""
+        """Close the connection: the daemon ends its session."""
         self._dealer.close(0)
         if self._listener is not None:
             self._listener.close()
@@ -283,14 +283,14 @@ class Attacker:
             self._dealer.send(encode(Hello(request=98)))
             welcome = self._receive()
         else:
-            welcome = decode_daemon(self._listener.recv(1 << 16))  # its descriptor is let go
+            welcome = decode_daemon(self._listener.recv(1 << 16))  # drops the descriptor
         if not isinstance(welcome, Welcome):
             raise Defect(f"the daemon greets with {welcome}")
         self._token = welcome.token
         self._session = self._attach()
 
     def _attach(self) -> int:
-        """A session that really runs; 0 where others have all memory."""
+        """Start a real session; 0 if other sessions use all memory."""
         request = Attach(
             token=self._token, request=99, num_neighbors=(2, 2), batch_size=50, window=2
         )
@@ -318,7 +318,7 @@ class Attacker:
         return message
 
     def _make_noise(self, data: bytes) -> None:
-        """Bytes for the sockets' own protocols, and packets at the listener's socket."""
+        """Send garbage to the ZeroMQ socket, and packets to the listener's socket."""
         if self._listener is not None:
             self._listener.send(data[:4096] or b"\0")
         for place, kind in _ports(self._endpoint):
@@ -329,7 +329,7 @@ class Attacker:
 
 
 def _ports(endpoint: Endpoint | TcpAddress) -> list[tuple[Path | TcpAddress, int]]:
-    """Sockets that anybody may connect to, and of what kind they are."""
+    """The sockets that anybody may connect to, with their types."""
     if isinstance(endpoint, TcpAddress):
         return [(endpoint, socket.SOCK_STREAM)]
     stream = endpoint.path, socket.SOCK_STREAM
@@ -337,7 +337,7 @@ def _ports(endpoint: Endpoint | TcpAddress) -> list[tuple[Path | TcpAddress, int
 
 
 def _open_socket(place: Path | TcpAddress, kind: int) -> socket.socket:
-    """A connection to it."""
+    """Connect a plain socket."""
     if isinstance(place, TcpAddress):
         return socket.create_connection((place.host, place.port), ANSWER_S)
     connection = socket.socket(socket.AF_UNIX, kind)

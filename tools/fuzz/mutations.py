@@ -1,7 +1,7 @@
-"""Stores changed in ways that their checksums do not tell: by what files mean, and blindly.
+"""Change stores in ways that checksums do not reveal: by the meaning of files, and blindly.
 
-A small store is read into memory as a draft, changed, and signed again: every checksum fits what
-was changed.  `StoreDraft.sign` is the one place that knows which checksums and digests a store has.
+A small store is read into memory as a draft, changed, and signed again, so that every checksum is
+valid.  `StoreDraft.sign` is the one place that knows which checksums and digests a store has.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from blockstore.root import digest
 from blockstore.store import crc_bytes, numpy_dtype, open_store, shard_index
 from tools.fuzz.values import FLOATS, change_shape, change_value, leaves, number
 
-_NUM_NODES = 6  # which word of a graph block's header
+_NUM_NODES = 6  # index of this word in a graph block's header
 
 
 @dataclass(slots=True)
@@ -51,20 +51,20 @@ class Blocks:
     dtype: np.dtype[Any] | None  # of its rows; None: graph blocks
 
     def values(self) -> NDArray[Any]:
-        """All of it as numbers of its dtype, to be changed in place."""
+        """All rows as numbers of the dtype, to be changed in place."""
         size = len(self.data) // self.dtype.itemsize if self.dtype else 0
         return np.frombuffer(self.data, self.dtype, size)
 
 
 @dataclass(slots=True)
 class StoreDraft:
-    """What the files of a store are made of."""
+    """The contents of a store's files, without checksums."""
 
-    document: dict[str, Any]  # of the root's zarr.json
+    document: dict[str, Any]  # the root's zarr.json
     blocks: dict[str, Blocks]  # by path of the array
-    sides: dict[str, NDArray[Any]]  # by path; page checksums are not among them
-    others: dict[str, bytes]  # files that are none of these, by path
-    links: dict[str, str] = field(default_factory=dict)  # path -> where it leads instead
+    sides: dict[str, NDArray[Any]]  # by path; without page checksums
+    others: dict[str, bytes]  # all other files, by path
+    links: dict[str, str] = field(default_factory=dict)  # path -> target of a symlink there
     deleted: set[str] = field(default_factory=set)
 
     @property
@@ -97,11 +97,11 @@ class StoreDraft:
         return cls(msgspec.json.decode((path / ROOT).read_bytes()), blocks, sides, others)
 
     def copy(self) -> Self:
-        """Another one with the same content."""
+        """A deep copy."""
         return cast(Self, pickle.loads(pickle.dumps(self)))  # faster than `copy.deepcopy`
 
     def sign(self) -> dict[str, bytes]:
-        """Every file of the store by path: all checksums, digests and the fingerprint fit."""
+        """Every file of the store by path, with valid checksums, digests and fingerprint."""
         files, sides = dict(self.others), dict(self.sides)
         for path, blocks in self.blocks.items():
             crcs = sides[crc_path(path)] = np.empty(len(blocks.data) // PAGE_BYTES, np.uint32)
@@ -122,7 +122,7 @@ class StoreDraft:
 
 
 def mutate(draft: StoreDraft, random: Random) -> list[str]:
-    """Change a store in place, once or a few times; what was done, a line each."""
+    """Change a store in place, once or a few times; returns a line for each change."""
     said = []
     for _ in range(random.choice((1, 1, 1, 2, 2, 4))):
         kind = random.choices([k for k, _ in KINDS], [w for _, w in KINDS])[0]
@@ -139,7 +139,7 @@ def manifest_shape(draft: StoreDraft, random: Random) -> str:
 
 
 def _spoil(values: NDArray[Any], random: Random) -> str:
-    """Some of an array's numbers are others."""
+    """Change some of an array's numbers."""
     kind = values.dtype
     how = random.choice(("few", "few", "few", "swap", "fill", "shift", "reverse"))
     if how == "few":
@@ -165,7 +165,7 @@ def _spoil(values: NDArray[Any], random: Random) -> str:
 
 
 def array_values(draft: StoreDraft, random: Random) -> str:
-    """Offsets and tables that are read whole, and rows: seldom those of features."""
+    """Change offsets, tables that are read whole, or rows (rarely those of features)."""
     rows = {p: b.values() for p, b in draft.blocks.items() if b.dtype and b.data}
     if random.random() >= 0.1:
         rows = {path: values for path, values in rows.items() if "features" not in path}
@@ -175,14 +175,14 @@ def array_values(draft: StoreDraft, random: Random) -> str:
 
 
 def _some_blocks(draft: StoreDraft, random: Random, graph: bool = False) -> tuple[str, Blocks]:
-    """An array that has any, and its path."""
+    """A random array that has blocks, with its path."""
     return random.choice(
         [(p, b) for p, b in draft.blocks.items() if b.data and not (graph and b.dtype)]
     )
 
 
 def graph_block(draft: StoreDraft, random: Random) -> str:
-    """Words of a graph block's header; its offsets of columns; or what it has of each edge."""
+    """Change a graph block's header, its column offsets, or its values of edges."""
     path, blocks = _some_blocks(draft, random, graph=True)
     size = blocks.geometry.slot_bytes
     start = random.randrange(blocks.geometry.num_blocks) * size
@@ -202,7 +202,7 @@ def graph_block(draft: StoreDraft, random: Random) -> str:
 
 
 def blind_bytes(draft: StoreDraft, random: Random) -> str:
-    """A piece, or a page, of noise, of zeros, or of another array."""
+    """Overwrite a few bytes, or a page, with noise, zeros, or data of another array."""
     (path, blocks), (_, other) = _some_blocks(draft, random), _some_blocks(draft, random)
     size = random.choice((1, 4, 16, PAGE_BYTES))
     at, start = (random.randrange(len(b.data) // size) * size for b in (blocks, other))
@@ -212,7 +212,7 @@ def blind_bytes(draft: StoreDraft, random: Random) -> str:
 
 
 def fewer_blocks(draft: StoreDraft, random: Random) -> str:
-    """Blocks at the end are gone; everything that counts them may say so, or not."""
+    """Remove blocks at the end; mostly, but not always, adjust all counts of them."""
     path, blocks = _some_blocks(draft, random)
     geometry = blocks.geometry
     lost = random.randint(1, geometry.num_blocks)
@@ -235,7 +235,7 @@ def fewer_blocks(draft: StoreDraft, random: Random) -> str:
 
 
 def other_file(draft: StoreDraft, random: Random) -> str:
-    """A file is gone, or leads elsewhere: to one outside that is just as it was, say."""
+    """Delete a file, or replace it by a link elsewhere, such as to an intact copy outside."""
     paths = sorted([b.shard for b in draft.blocks.values()] + [f"{p}/c/0" for p in draft.sides])
     path = random.choice(paths)
     if random.random() < 0.2:

@@ -39,8 +39,8 @@ from tools.fuzz.mutations import StoreDraft, mutate
 from tools.fuzz.trial import Bench, Outside
 
 _CONTEXT = multiprocessing.get_context("fork")
-HANG_S = 120.0  # of one mutation, which takes a tenth of a second
-_ROOM = 3 << 30  # bytes of addresses that a process may have beyond those of a warm one
+HANG_S = 120.0  # for one mutation, which usually takes a tenth of a second
+_ROOM = 3 << 30  # bytes of address space that a process may add to those of the warm one
 _MOST_PER_PROCESS = 100
 
 
@@ -52,7 +52,7 @@ def _save(folder: Path, **arrays: Any) -> Path:
 
 
 def _edges(rng: np.random.Generator, sources: int, targets: int, count: int) -> Any:
-    """Random ones, and one target with very many: its column takes several blocks."""
+    """Random edges, a third of them into one target: its column takes several blocks."""
     dst = rng.integers(0, targets, count)
     dst[: count // 3] = targets // 2
     return np.stack([rng.integers(0, sources, count), dst])
@@ -64,7 +64,7 @@ def _run(*words: object) -> None:
 
 
 def make_stores(folder: Path) -> dict[str, Path]:
-    """Small stores by kind: all that the format has, in blocks of 4 KiB."""
+    """Make small stores by kind, with all features of the format, in blocks of 4 KiB."""
     rng, nodes, edges = np.random.default_rng(5), 600, 4000
     common: dict[str, Any] = {
         "node_feat": rng.standard_normal((nodes, 5)).astype(np.float32),
@@ -102,7 +102,7 @@ def make_stores(folder: Path) -> dict[str, Path]:
 
 
 def mutated(base: StoreDraft, name: str) -> tuple[StoreDraft, list[str]]:
-    """The mutation of this name, and what it is."""
+    """The mutation with this name, and a description of it."""
     draft = base.copy()
     return draft, mutate(draft, Random(name))
 
@@ -122,7 +122,7 @@ class Tally:
 
 
 class Fuzzer:
-    """Tries mutations in processes that are forked from this one, and looks at how they end."""
+    """Tries mutations in processes forked from this one, and checks how they end."""
 
     def __init__(self, bases: dict[str, StoreDraft], folder: Path, outside: Outside) -> None:
         self._bases, self._folder, self._outside = bases, folder, outside
@@ -130,13 +130,13 @@ class Fuzzer:
         self.tally = Tally()
 
     def run(self, names: Sequence[str], look: Callable[[], None] = lambda: None) -> Tally:
-        """These mutations in order; `look` is called after each."""
+        """Try mutations in order; `look` is called after each."""
         while names:
             names = names[self._run_some(names[:_MOST_PER_PROCESS], look) :]
         return self.tally
 
     def _run_some(self, names: Sequence[str], look: Callable[[], None]) -> int:
-        """Try them in one process; returns after how many it ended."""
+        """Try mutations in one process; returns how many were tried when it ended."""
         with (
             tempfile.TemporaryDirectory(dir=self._folder) as folder,
             ProcessPoolExecutor(1, _CONTEXT, _begin, (self, Path(folder))) as pool,
@@ -161,7 +161,7 @@ class Fuzzer:
         self._outside.allow(folder)
 
     def attempt(self, name: str) -> tuple[list[str], dict[str, str], list[str]]:
-        """What the mutation of this name is, what was said of it, and its defects."""
+        """Try a mutation: its description, how each use of it ended, and defects."""
         kind = name.partition(":")[0]
         draft, what = mutated(self._bases[kind], name)
         if kind not in self._benches:
@@ -174,11 +174,11 @@ class Fuzzer:
         return what, trial.said, trial.defects + found
 
 
-_fuzzers: list[Fuzzer] = []  # in a forked process: the one that it works for
+_fuzzers: list[Fuzzer] = []  # in a forked process: the fuzzer that it works for
 
 
 def _begin(fuzzer: Fuzzer, folder: Path) -> None:
-    """In a forked process: memory and files are limited, and its parent ends it."""
+    """In a forked process: limit memory and files; only the parent ends it."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
@@ -195,7 +195,7 @@ def _try(name: str) -> Any:
 
 @contextlib.contextmanager
 def prepared() -> Iterator[tuple[dict[str, StoreDraft], Path, Outside]]:
-    """Stores in memory, a folder in memory, and a process that has run every kernel."""
+    """Drafts of stores, a folder in memory, and this process warmed up with every kernel."""
     place = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=place, prefix="fuzz-") as name:
         folder = Path(name)
@@ -203,7 +203,7 @@ def prepared() -> Iterator[tuple[dict[str, StoreDraft], Path, Outside]]:
         outside = Outside()
         for kind, base in bases.items():
             bench = Bench(folder / f"warm-{kind}", base)
-            for number in range(12):  # of one store: requests differ
+            for number in range(12):  # per store, as requests vary
                 trial = bench.attempt(base.copy(), Random(f"{kind} {number}"))
                 if trial.defects or set(trial.said.values()) - {"done", "Refused"}:
                     raise SystemExit(f"{kind} as it is: {trial.said}, {trial.defects}")
@@ -219,7 +219,7 @@ class StoreFuzzOptions:
 
 
 def main(words: Sequence[str]) -> dict[str, Any]:
-    """Run it; returns what is printed.  Raises SystemExit: a defect was found."""
+    """Run it; returns the printed line.  Raises SystemExit: a defect was found."""
     given = parse(StoreFuzzOptions, words)
     begun = time.monotonic()
     with prepared() as (bases, folder, outside):

@@ -1,4 +1,4 @@
-"""One mutated store, used in every way there is: what refuses it, what serves it, what fails."""
+"""Use a mutated store in every way, and record what refuses it, serves it or fails."""
 
 import io
 import os
@@ -41,14 +41,14 @@ from preprocess.pipeline.progress import Progress
 from tools.fuzz.frames import UNFORESEEN
 from tools.fuzz.mutations import StoreDraft
 
-WAIT_S = 100.0  # for a batch, which takes milliseconds; other processes are at work too
+WAIT_S = 100.0  # for a batch, which takes milliseconds if the machine is not busy
 _BATCHES = 3
-_MOST_OWNED = 1 << 16  # nodes of a store that gets an owner map, which names its fingerprint
-_FORESEEN = (StoreError, DaemonError, BadInput, OSError)  # commands say these in one line
+_MOST_OWNED = 1 << 16  # most nodes of a store that gets an owner map, with its fingerprint
+_FORESEEN = (StoreError, DaemonError, BadInput, OSError)  # commands report these in one line
 
 
 class Outside:
-    """Which files were opened that are no part of what was mutated: an audit hook."""
+    """An audit hook that records opened files which are no part of the mutated store."""
 
     def __init__(self) -> None:
         self._allowed: tuple[str, ...] = ()
@@ -56,9 +56,9 @@ class Outside:
         sys.addaudithook(self._hook)
 
     def allow(self, folder: Path) -> None:
-        """Everything in it may be opened, but what lies in a folder `outside`."""
+        """Allow all files in a folder, except those in a folder `outside`."""
         real, code = folder.resolve(), Path(__file__).resolve().parents[2]
-        me = f"/proc/{os.getpid()}"  # what a report of progress reads
+        me = f"/proc/{os.getpid()}"  # read by progress reports
         self._allowed = (
             f"{real}/", f"{code}/", sys.prefix, sys.base_prefix, "/usr/", "/lib", "/sys/",
             f"{me}/status", f"{me}/io", f"{me}/cgroup", "/proc/meminfo",
@@ -71,14 +71,14 @@ class Outside:
         path = arguments[0]
         if isinstance(path, str | bytes | os.PathLike):
             real = os.path.realpath(path := Path(os.fsdecode(path))) + "/"
-            if event not in ("open", "os.listdir"):  # of a link, that is the link itself
+            if event not in ("open", "os.listdir"):  # these act on a link itself
                 real = f"{os.path.realpath(path.parent)}/{path.name}/"
             if "/outside/" in real or not real.startswith(self._allowed):
                 self.found.append(f"{event} {real}")
 
 
 def requests(store: Store, random: Random) -> list[Attach]:
-    """A session of every plan that the manifest speaks of."""
+    """A request for every plan that the manifest allows."""
     manifest = store.manifest
     labelled = [t for t in manifest.types if "train" in t.splits]
     node_type = random.choice(labelled or manifest.types)
@@ -97,7 +97,7 @@ def requests(store: Store, random: Random) -> list[Attach]:
         usual["num_neighbors"] = (6, 4)
     edge_ids = all(r.edge_id_dtype for r in manifest.relations) and random.random() < 0.5
     usual |= {**drawn, "return_e_id": edge_ids}
-    if not manifest.relations:  # opening such a store is all that there is to try
+    if not manifest.relations:  # such a store can only be opened
         return []
     relation = random.choice(manifest.relations)
     named = "__".join((relation.src, relation.name, relation.dst))
@@ -128,7 +128,7 @@ def requests(store: Store, random: Random) -> list[Attach]:
 class StoreTrial:
     def __init__(self, path: Path, out: Path, random: Random) -> None:
         self._path, self._out, self._random = path, out, random
-        self.said: dict[str, str] = {}  # by what was done: how it ended
+        self.said: dict[str, str] = {}  # action -> how it ended
         self.defects: list[str] = []
 
     def run(self) -> None:
@@ -209,7 +209,7 @@ class StoreTrial:
 
 
 def _check_addresses(engine: Engine, group: RowGroup, widths: dict[str, int]) -> None:
-    """Rows that a client would read lie in the arena."""
+    """Raises RuntimeError: a row that a client would read lies beyond the arena."""
     arena, slot = engine.arena.data, engine.arena.slot_bytes
     for array in group.blob.arrays:
         if array.name in widths:
@@ -228,7 +228,7 @@ def lay_out(folder: Path, files: dict[str, bytes]) -> None:
 
 
 class Bench:
-    """A folder with one store in it, whose files are changed and put back."""
+    """A folder with one store, whose files are changed for an attempt and then restored."""
 
     def __init__(self, folder: Path, base: StoreDraft) -> None:
         self._store, self._base, self._out = folder / "store", base, folder
@@ -246,7 +246,7 @@ class Bench:
                 (self._store / name).unlink()
         for name, to in draft.links.items():
             (path := self._store / name).unlink(missing_ok=True)
-            path.parent.mkdir(parents=True, exist_ok=True)  # no other file may be left there
+            path.parent.mkdir(parents=True, exist_ok=True)  # its folder may have had no other file
             path.symlink_to(to)
         trial = StoreTrial(self._store, self._out, random)
         try:

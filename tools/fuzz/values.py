@@ -1,4 +1,4 @@
-"""Plain values, as a message or a manifest has them, changed somewhere."""
+"""Random changes to plain values, such as a decoded message or manifest."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -21,13 +21,13 @@ TEXTS = (
 
 
 def number(random: Random, old: int, more: Sequence[int] = ()) -> int:
-    """Another one, near the old one or near a limit; `more`: numbers that mean something here."""
+    """Another number, near the old one or a limit; `more`: numbers with a meaning here."""
     near = (old - 1, old + 1, old * 2, old // 2, old ^ 1 << random.randrange(33), -old)
     return random.choice((*NUMBERS, *more, *near, *near, *near))
 
 
 def leaves(value: Any) -> list[tuple[Any, Any]]:
-    """(container, key) of everything in plain values."""
+    """(container, key) of every value, at any depth."""
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
     found = []
     for key, inner in pairs:
@@ -38,13 +38,13 @@ def leaves(value: Any) -> list[tuple[Any, Any]]:
 
 
 def change_value(tree: Any, random: Random, more: Sequence[int] = ()) -> str:
-    """One value is another, mostly of its type; what was done."""
+    """Replace one value, mostly by one of its type; returns a description."""
     ends = [(a, b) for a, b in leaves(tree) if not isinstance(a[b], dict | list)]
     inside, key = random.choice(ends)
     old = inside[key]
-    if random.random() < 0.15:  # of another kind
+    if random.random() < 0.15:  # by one of another type
         inside[key] = random.choice((None, True, -5, 2**63, 1.5, "", [], {}, [1] * 1000))
-    elif random.random() < 0.25:  # one that stands elsewhere
+    elif random.random() < 0.25:  # by one from elsewhere in the tree
         inside[key] = random.choice([a[b] for a, b in ends if type(a[b]) is type(old)])
     else:
         inside[key] = _alike(old, random, more)
@@ -59,7 +59,7 @@ def _alike(old: Any, random: Random, more: Sequence[int]) -> Any:
             return number(random, old, more)
         case float():
             return random.choice(FLOATS)
-        case bytes():  # numbers of 8 bytes in another order, others, more or fewer
+        case bytes():  # 8-byte numbers: reorder, replace, add or drop some
             parts = [old[at : at + 8] for at in range(0, len(old), 8)]
             chosen = random.choices([*parts, random.randbytes(8)], k=random.randrange(6))
             return b"".join(random.choice((chosen, sorted(set(chosen)))))
@@ -68,7 +68,7 @@ def _alike(old: Any, random: Random, more: Sequence[int]) -> Any:
 
 
 def change_shape(tree: Any, random: Random) -> str:
-    """A part is gone, there several times, by another name, or another part; what was done."""
+    """Remove, repeat, rename or replace a part; returns a description."""
     places = leaves(tree)
     inside, key = random.choice(places)
     how = random.choice(("remove", "swap", "repeat", "rename"))
@@ -78,7 +78,7 @@ def change_shape(tree: Any, random: Random) -> str:
         other, at = random.choice(
             [(a, b) for a, b in places if isinstance(a[b], type(inside[key]))]
         )
-        inside[key] = deepcopy(other[at])  # not exchanged: a part may lie in the other
+        inside[key] = deepcopy(other[at])  # a copy, not an exchange: one part may contain the other
     elif how == "rename" and isinstance(inside, dict):
         inside[random.choice((*TEXTS, *inside))] = inside.pop(key)
     else:

@@ -1,1 +1,1 @@
-"""What an epoch of a plan reads and takes, predicted from degrees and sizes: docs/scale.md."""
+"""Predicts bytes and seconds of an epoch by plan, from degrees and sizes: docs/scale.md."""

@@ -84,13 +84,13 @@ class CheckOptions:
 def _check(given: CheckOptions) -> None:
     split = [named.rpartition(":") for named in given.stores]
     asked = [(Path(path), mem) for path, _, mems in split for mem in mems.split(",")]
-    for _, mem in asked:  # what is wrong is said before anything is read
+    for _, mem in asked:  # report a wrong size before anything is read
         parse_bytes(mem)
     rates, rows, once = load_rates(given.rates), [list(HEAD)], set[tuple[Path, str]]()
     graphs = {path: read_graph(open_store(path), "train") for path, _ in asked}
     for path, mem in asked:
         for plan in given.plans or tuple(possible_plans(path)):
-            if (path, plan) in once:  # reads the same whatever the memory
+            if (path, plan) in once:  # reads the same for any memory
                 continue
             if plan in (MACRO, CHUNKS):
                 once.add((path, plan))

@@ -1,4 +1,4 @@
-"""What was predicted beside what a daemon counts, store by store and budget by budget."""
+"""Compare predictions with a daemon's counters, by store and budget."""
 
 import itertools
 import tempfile
@@ -21,11 +21,11 @@ from tools.model.graph import Graph, read_graph
 from tools.model.predict import CHUNKS, MACRO, Job, Prediction, predict
 from tools.model.rates import KernelRates
 
-_STILL_S = 0.5  # without a byte read: nothing is read ahead any more
+_STILL_S = 0.5  # without a byte read: reading ahead has ended
 
 
 class Workload(NamedTuple):
-    """What is asked of a daemon, and with how much memory."""
+    """A request to a daemon, and the daemon's store and memory."""
 
     store: Path
     mem: str
@@ -43,15 +43,15 @@ class Workload(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """Of an epoch, or of some of its steps."""
+    """Predicted and measured figures of an epoch, or of some of its steps."""
 
     workload: Workload
     predicted_bytes: float
     counted_bytes: float
     predicted_s: float
     measured_s: float
-    size: int  # minibatches that were expected to be built together
-    limit: str  # what was expected to work longest
+    size: int  # predicted number of minibatches that are built together
+    limit: str  # predicted bottleneck
 
 
 class _Counted(NamedTuple):
@@ -62,7 +62,7 @@ class _Counted(NamedTuple):
 
 
 def compare(workload: Workload, graph: Graph | None, rates: KernelRates, cores: int) -> Compared:
-    """Predict, and count.  The disk's rates are those that the daemon measures, if it does.
+    """Predict, then measure.  Uses the disk's rates that the daemon measured, if it did.
 
     Raises BudgetTooSmall, Refused.
     """
@@ -81,7 +81,7 @@ def compare(workload: Workload, graph: Graph | None, rates: KernelRates, cores: 
         cost = DeviceCost(*(counted.counters[f"device_{n}_ns"] / 1e9 for n in ("run", "page")))
         rates = structs.replace(rates, run_s=cost.run_s, page_s=cost.page_s)
         whole = predicted(rates, cost)
-    else:  # what a daemon plans its reads by that has not measured
+    else:  # rates by which a daemon plans its reads if it has not measured
         whole = predicted(rates, FLASH)
     of_epoch = workload.plan in (MACRO, "hyperbatch") or counted.share < 1
     return Compared(
@@ -91,13 +91,13 @@ def compare(workload: Workload, graph: Graph | None, rates: KernelRates, cores: 
 
 
 def _count(workload: Workload, partly: bool, together: int) -> _Counted:
-    """Serve from a fresh daemon until compiled code is loaded and what stays is there; then time.
+    """Warm a fresh daemon up until kernels and resident data are loaded; then measure.
 
-    Of what may stay as a whole the bytes are those that come before, of all else those of the
-    timed epoch.  Of macro-batches the epoch before is read whole: the next one's begin with it.
+    If all may stay in memory, counts the bytes of the warm-up, else those of the timed epoch.  For
+    macro-batches the warm-up is a whole epoch, as it reads the first ones of the next.
 
-    partly     minibatches that do not stay: some steps, as an epoch would read for hours
-    together   minibatches of a hyperbatch: once a second one has come, what stays is there
+    partly     for minibatches that do not stay: time some steps, as an epoch would take hours
+    together   minibatches of a hyperbatch: resident data is loaded once a second one has come
     """
     drop_cache(workload.store)
     with (
@@ -115,7 +115,7 @@ def _count(workload: Workload, partly: bool, together: int) -> _Counted:
         before = counters(endpoint)["bytes_read"] if partly else _settled(endpoint)
         begun = time.perf_counter()
         if not partly:
-            batches = iter(data)  # the next epoch, which reads ahead from here on
+            batches = iter(data)  # the next epoch: reading ahead starts here
         taken = _take(itertools.islice(batches, workload.steps if partly else None))
         seconds = time.perf_counter() - begun
         read = counters(endpoint)["bytes_read"] if partly else _settled(endpoint)
@@ -141,7 +141,7 @@ def _take(batches: Any) -> int:
 
 
 def _settled(endpoint: str) -> int:
-    """Bytes read once nothing more is."""
+    """Wait until nothing more is read; returns the bytes read."""
     read, last = counters(endpoint)["bytes_read"], -1
     while read != last:
         time.sleep(_STILL_S)
@@ -150,7 +150,7 @@ def _settled(endpoint: str) -> int:
 
 
 def possible_plans(store: Path) -> Iterator[str]:
-    """Those that the model knows and the store can be read by."""
+    """The plans that the model knows and the store supports."""
     node = open_store(store).manifest.types[0]
     yield from ("minibatch", "hyperbatch")
     if node.num_partitions:
@@ -166,7 +166,7 @@ HEAD = (
 
 
 def row(found: Compared) -> list[str]:
-    """Of a table, as `HEAD` says."""
+    """A row of the table with header `HEAD`."""
     w = found.workload
     bytes_ratio = found.predicted_bytes / max(1.0, found.counted_bytes)
     return [

@@ -1,4 +1,4 @@
-"""What the model knows of a graph: how many nodes of which degrees lie in which regions of rows."""
+"""The model's description of a graph: numbers of nodes by degrees and region of rows."""
 
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -12,22 +12,22 @@ from loaderd.memory.ledger import served_rows
 from loaderd.sampling.hyperbatch.regions import region_rows, region_shift, rows_by_type
 from preprocess.files.store import stored_blocks
 
-_EXACT, _STEP = 16, 1.06  # degrees that are classes of their own; how far apart the others are
+_EXACT, _STEP = 16, 1.06  # degrees with a class each; ratio between further classes
 _SCAN_BYTES = 4 << 20
 
 Counts = NDArray[np.float64]
 
 
 class Graph(NamedTuple):
-    """One node type and one relation.  Nodes of about the same degrees are a class."""
+    """A graph of one node type and relation.  A class has nodes of about the same degrees."""
 
     into: Counts  # (classes,) mean in-degree
     out: Counts  # (classes,) mean out-degree
     seeds: Counts  # (classes,) share of the nodes that are seeds
-    nodes: Counts  # (regions, classes) nodes of each region of adjacent rows, as the row cache cuts
-    #   them; the sum over regions is the distribution of degrees
+    nodes: Counts  # (regions, classes) nodes in each region of the row cache (adjacent rows);
+    #   the sum over regions is the distribution of degrees
     undirected: bool  # each edge has its reverse
-    inside: float = 0.0  # share of the edges that lie in one partition, those of hubs left out
+    inside: float = 0.0  # share of edges within a partition, leaving out those of hubs
 
     @property
     def sizes(self) -> Counts:
@@ -45,14 +45,14 @@ class Graph(NamedTuple):
 
 
 def class_of(degrees: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Small degrees are classes of their own, larger ones share one with those within 6 %."""
+    """The class of each degree: small ones have their own, larger ones share within 6 %."""
     large = np.log(np.maximum(degrees, _EXACT) / _EXACT) / np.log(_STEP)
     found: NDArray[np.int64] = np.minimum(degrees, _EXACT) + large.astype(np.int64)
     return found
 
 
 def read_graph(store: Store, split: str) -> Graph:
-    """The distribution of a store, region by region.  Reads its graph once.
+    """The distribution of a store's degrees by region.  Reads its graph once.
 
     Raises ValueError: it has several node types or relations; CorruptBlock.
     """
@@ -82,7 +82,7 @@ def read_graph(store: Store, split: str) -> Graph:
 
 
 def _partitions(store: Store, node_type: NodeType) -> NDArray[np.int16] | None:
-    """That of each node, -1 of a hub; None: there are none."""
+    """The partition of each node, -1 for a hub; None: the store has no partitions."""
     if not node_type.partition_offsets_path:
         return None
     ends = store.partition_offsets(node_type).astype(np.int64)
@@ -95,16 +95,16 @@ def _partitions(store: Store, node_type: NodeType) -> NDArray[np.int16] | None:
 
 
 def macro_graph(graph: Graph, manifest: Manifest, partitions: int) -> Graph:
-    """What is left of a graph inside so many partitions and hubs, taken for the largest degrees."""
+    """The part of a graph inside some partitions and hubs (assumed to be the largest degrees)."""
     node = manifest.types[0]
     share, hubs = partitions / node.num_partitions, 0 if node.hubs is None else node.hubs.num_rows
     order = np.argsort(-graph.out)
     before = np.cumsum(graph.sizes[order]) - graph.sizes[order]
-    hub = np.empty(order.size)  # of each class, the share that are hubs
+    hub = np.empty(order.size)  # share of hubs in each class
     hub[order] = np.clip((hubs - before) / np.maximum(graph.sizes[order], 1), 0, 1)
     held = hub + (1 - hub) * share
     of_hubs = float(graph.sizes @ (hub * graph.out)) / max(1.0, graph.num_edges)
-    # of the edges of a node that is there, those whose other end is
+    # share of the edges of a present node whose other end is present, too
     others = max(1, node.num_partitions - 1)
     near = graph.inside + (1 - graph.inside) * (partitions - 1) / others
     kept = of_hubs + (1 - of_hubs) * (hub * share + (1 - hub) * near)
@@ -115,7 +115,7 @@ def macro_graph(graph: Graph, manifest: Manifest, partitions: int) -> Graph:
 
 
 def region_size(manifest: Manifest) -> int:
-    """Rows of a region of the row cache."""
+    """Number of rows in a region of the row cache."""
     return 1 << region_shift(rows_by_type(served_rows(manifest))[0])
 
 
@@ -126,7 +126,7 @@ def grouped(
     region: int,
     undirected: bool,
 ) -> Graph:
-    """From the degrees of each node, in the order of rows, and the rows of the seeds."""
+    """A `Graph` from the degrees of each node, in the order of rows, and the rows of seeds."""
     keys = class_of(into) * (1 << 20) + class_of(out)
     known, own = np.unique(keys, return_inverse=True)
     regions = -(-into.size // region)
@@ -140,7 +140,7 @@ def grouped(
 
 
 class Described(NamedTuple):
-    """A graph of which only moments are known: degrees are log-normal, edges go both ways."""
+    """A graph known only by moments: log-normal degrees, and every edge has its reverse."""
 
     name: str
     num_nodes: int
@@ -153,7 +153,7 @@ class Described(NamedTuple):
 
     @property
     def manifest(self) -> Manifest:
-        """That of its store, as far as sizes follow from it."""
+        """A manifest of its store, sufficient for sizes."""
         n, edges = self.num_nodes, int(self.num_nodes * self.mean_degree)
         ids = "uint32" if n < 1 << 32 else "uint64"
         blocks = -(-(edges * id_bits(n) // 8 + 4 * n) // (1 << 20))
@@ -171,7 +171,7 @@ class Described(NamedTuple):
 
     @property
     def graph(self) -> Graph:
-        """Rows in the order of falling degrees; seeds are drawn from nodes that have edges."""
+        """Rows ordered by descending degree; seeds are drawn from nodes with edges."""
         connected = self.num_nodes * (1 - self.isolated)
         mean = self.mean_degree / (1 - self.isolated)
         # quantiles of the distribution, fine in the tail, where the edges are

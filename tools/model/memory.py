@@ -1,4 +1,4 @@
-"""Where the memory of a daemon goes, by the engine's own rules, from what the model expects."""
+"""Division of a daemon's memory by the engine's own rules, from expected sizes."""
 
 from typing import Any, NamedTuple, cast
 
@@ -29,18 +29,18 @@ from loaderd.sessions.resolve import make_plan, resolve
 from loaderd.sessions.sizing import SessionSizing, cut_session, cut_workspaces, session_needs
 from tools.model.occupancy import Occupancy
 
-LOOKED_AT = 16  # batches that a session of hyperbatches samples at its attach
+LOOKED_AT = 16  # batches that a hyperbatch session samples when it attaches
 
 
 class DaemonMemory(NamedTuple):
-    """Of one session, alone at its daemon."""
+    """Memory of one session, alone at its daemon."""
 
     budget: Budget
     steps: int  # minibatches of an epoch
     plan: MinibatchPlan
     served: list[ServedRows]
     cut: SessionSizing  # of plain minibatches
-    row_slots: int  # for blocks of rows, beside plain minibatches
+    row_slots: int  # for blocks of rows, with plain minibatches
     hyper: HyperSizing | None  # None: all is in memory, or hyperbatches have no room
 
     @property
@@ -55,7 +55,7 @@ class DaemonMemory(NamedTuple):
 def share_memory(
     manifest: Manifest, settings: EngineSettings, request: Attach, occupancy: Occupancy
 ) -> DaemonMemory:
-    """What a session of minibatches or hyperbatches gets, of this request.
+    """The memory that a session of minibatches or hyperbatches gets for this request.
 
     Raises BudgetTooSmall, Refused.
     """
@@ -85,7 +85,7 @@ def _cut_hyper(
     manifest: Manifest, settings: EngineSettings, memory: DaemonMemory, need: SessionNeed,
     stamp: bool, occupancy: Occupancy,
 ) -> HyperSizing | None:  # fmt: skip
-    """What `LookAhead` would find, had the batches that it samples been as expected."""
+    """The result of `LookAhead` if the batches that it samples are as expected."""
     budget, plan, slot = memory.budget, memory.plan, memory.budget.slot_bytes
     sizes = make_sizes(manifest, plan.resolved, stamp)
     own = cut_workspaces(need, budget.num_slots - budget.graph_least, memory.cut.window)
@@ -140,12 +140,12 @@ def _worst(shape: Shape) -> Structure:
 
 
 def compact_bytes(structure: Structure, id_bytes: int) -> int:
-    """Of a batch that waits for its turn, see `loaderd.sampling.hyperbatch.compact`."""
+    """Bytes of a batch that waits for its turn, see `loaderd.sampling.hyperbatch.compact`."""
     again = structure.num_edges - (structure.num_nodes - structure.num_seeds)
     places = structure.num_edges // 8 + 3 * again + 8 * structure.num_seeds
     return id_bytes * structure.num_nodes + structure.num_counts + places
 
 
 def served_widths(memory: DaemonMemory) -> tuple[int, ...]:
-    """Bytes of a row in each array that comes with batches."""
+    """Bytes per row of each array that batches have."""
     return rows_by_type(memory.served)[0].row_bytes

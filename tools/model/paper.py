@@ -1,4 +1,4 @@
-"""Graphs that we have no disk for, on machines that we do not have: tables of docs/scale.md."""
+"""Predictions for graphs and machines that we do not have: tables of docs/scale.md."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -27,19 +27,19 @@ _BUSY = ("disk", "network", "cores", "client")
 
 
 class Instance(NamedTuple):
-    """A quarter of an i4i.32xlarge; docs/scale.md says what of it is assumed."""
+    """A quarter of an i4i.32xlarge; docs/scale.md lists the assumptions."""
 
     cores: int = 16
     mem: int = 224 << 30
     network_bytes_s: float = 2.3e9  # 18.75 Gbit/s
-    reads_s: float = 800e3  # of a page, of two NVMe disks
+    reads_s: float = 800e3  # page reads, two NVMe disks
     disk_bytes_s: float = 5.6e9
     disk_bytes: float = 7.5e12
     dollars_hour: float = 2.72
 
 
 class BucketPrices(NamedTuple):
-    """Prices of object storage in the region of the machines, likewise."""
+    """Prices of object storage in the machines' region; assumptions likewise."""
 
     dollars_gb_month: float = 0.023
     dollars_request: float = 0.4e-6
@@ -47,13 +47,13 @@ class BucketPrices(NamedTuple):
 
 
 def rates_on(instance: Instance, kernels: KernelRates) -> KernelRates:
-    """Kernels as they were measured here, the disk as the instance has it."""
+    """Measured rates of kernels, with the disk of the instance."""
     page_s = PAGE_BYTES / instance.disk_bytes_s
     return structs.replace(kernels, page_s=page_s, run_s=max(0.0, 1 / instance.reads_s - page_s))
 
 
 def paper_tables(kernels: KernelRates) -> Iterator[tuple[str, list[list[str]]]]:
-    """(title, rows), the first row a head."""
+    """(title, rows) of each table; the first row is its header."""
     instance, bucket = Instance(), BucketPrices()
     head = [
         "graph", "machines", "together", "disk GB", "network GB", *(f"s {n}" for n in _BUSY),

@@ -1,7 +1,7 @@
-"""Seconds of an epoch: the threads that build batches, and what each does while others work.
+"""Seconds of an epoch, from the work of each thread and how their stages overlap.
 
 An epoch passes through its stages in groups of batches: while one group is handed out, the rows of
-the next are brought in and the one after that is sampled (docs/architecture.md has the threads).
+the next are loaded and the one after that is sampled (for threads, see docs/architecture.md).
 """
 
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from tools.model.graph import Counts
 
 
 class BusyTime(NamedTuple):
-    """Seconds of an epoch by what spends them; of processor time, but for disks and network."""
+    """Seconds of an epoch by what spends them; CPU seconds, except for disks and network."""
 
     sample: float = 0.0  # workers: structure, addresses
-    passing: float = 0.0  # workers: copies of rows that do not stay, of plain minibatches
-    note: float = 0.0  # the gather thread: which rows of hyperbatches are there
-    bring: float = 0.0  # the gather thread, or that of macro-batches: beside what is read
+    passing: float = 0.0  # workers: copies of rows that do not stay, with plain minibatches
+    note: float = 0.0  # the gather thread: check which rows of hyperbatches are present
+    bring: float = 0.0  # the gather or macro-batch thread: loading, without reads
     read: float = 0.0  # readers
     client: float = 0.0  # the trainer's thread that copies batches
     helpers: float = 0.0  # other threads of the trainer
     disk: float = 0.0
-    graph_disk: float = 0.0  # of this, for blocks of the graph
+    graph_disk: float = 0.0  # part of `disk`, for blocks of the graph
     network: float = 0.0
 
     @property
@@ -31,7 +31,7 @@ class BusyTime(NamedTuple):
         return sum(self[: BusyTime._fields.index("disk")])
 
     def busy(self, cores: int) -> dict[str, float]:
-        """How long each of those works that others may have to wait for."""
+        """Seconds of work of each resource that others may have to wait for."""
         return {
             "disk": self.disk, "network": self.network, "cores": self.cpu / cores,
             "gather": self.note + self.bring, "client": self.client,
@@ -39,18 +39,18 @@ class BusyTime(NamedTuple):
 
 
 class GroupStage(NamedTuple):
-    """Of a pipeline, for each group of batches; seconds."""
+    """A stage of a pipeline: seconds for each group of batches."""
 
-    alone: Counts  # (groups,) if nothing else was to be done
-    cpu: Counts  # (groups,) of all cores
+    alone: Counts  # (groups,) if it ran alone
+    cpu: Counts  # (groups,) CPU seconds, on all cores
     disk: Counts  # (groups,)
 
 
 def pipeline_s(stages: Sequence[GroupStage], cores: int) -> float:
     """Seconds until the last group has passed through all stages.
 
-    In each period every stage has a group, the first stage the latest one.  Stages share cores and
-    disk; a period takes as long as whatever is busiest.
+    In each period every stage works on a group, the first stage on the latest one.  Stages share
+    cores and disk; a period takes as long as the busiest of these.
     """
 
     def in_periods(field: str) -> Counts:
@@ -65,7 +65,7 @@ def pipeline_s(stages: Sequence[GroupStage], cores: int) -> float:
 
 
 def batch_stages(work: BusyTime, steps: int, workers: int) -> list[GroupStage]:
-    """Minibatches, and chunks: workers build batch after batch, each reads what its own lacks."""
+    """Minibatches, and chunks: each worker builds one batch after another, and does its reads."""
     each = np.full(steps, 1 / steps)
     cpu = work.sample + work.passing
     built = max(work.disk, (cpu + work.disk) / workers)
@@ -76,7 +76,7 @@ def batch_stages(work: BusyTime, steps: int, workers: int) -> list[GroupStage]:
 
 
 def macro_stages(work: BusyTime, groups: int, workers: int) -> list[GroupStage]:
-    """One macro-batch is read while batches are made of another, those of the next epoch too."""
+    """One macro-batch is read while batches come from another, also across epochs."""
     each = np.full(groups, 1 / groups)
     alone = max(work.disk, work.bring, work.sample / workers, work.client)
     return [GroupStage(each * alone, each * work.cpu, each * work.disk)]
@@ -85,17 +85,17 @@ def macro_stages(work: BusyTime, groups: int, workers: int) -> list[GroupStage]:
 def hyper_stages(
     work: BusyTime, groups: Sequence[int], hops: int, workers: int
 ) -> list[GroupStage]:
-    """Hyperbatches are sampled by workers, their rows brought in by one thread, then handed out.
+    """Hyperbatches are sampled by workers, their rows are loaded by one thread, then handed out.
 
-    groups   batches of each
+    groups   batches of each hyperbatch
     """
     each = np.array(groups) / sum(groups)
-    # each takes a pass over blocks of the graph, but the first one, which has one for each hop
+    # each takes one pass over blocks of the graph, but the first takes one for each hop
     passes = np.ones(len(groups))
     passes[0] = hops
     passes /= passes.sum()
     graph, rows = passes * work.graph_disk, each * (work.disk - work.graph_disk)
-    read = work.read / max(work.disk, 1e-12)  # CPU for a second of the disk
+    read = work.read / max(work.disk, 1e-12)  # CPU seconds per second of the disk
     brought = each * work.note + np.maximum(rows, each * max(work.bring, work.network))
     return [
         GroupStage(np.maximum(each * work.sample / workers, graph),

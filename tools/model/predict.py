@@ -1,4 +1,4 @@
-"""Bytes and seconds of an epoch, from a graph, a request, a budget and rates.  Pure."""
+"""Bytes and seconds of an epoch, from a graph, a request, a budget and rates; pure functions."""
 
 from typing import NamedTuple
 
@@ -29,59 +29,59 @@ from tools.model.traffic import (
 )
 
 CHUNKS, MACRO = "chunks", "macrobatch"
-_HELD = 0.95  # of what is free, that arrays of propagated features take at most
-_GATHER_CORES = 4  # from so many on the client gathers rows with two threads
+_HELD = 0.95  # most of the free memory that arrays of propagated features take
+_GATHER_CORES = 4  # with this many, or more, the client gathers rows with two threads
 
 
 class Network(NamedTuple):
-    """What lies between the machines of a job, or between one and a bucket."""
+    """The network between the machines of a job, or between one and a bucket."""
 
-    bytes_s: float  # of one machine
-    request_s: float = 0.0  # of a bucket: until the first byte comes
-    at_once: int = 64  # requests on their way
+    bytes_s: float  # per machine
+    request_s: float = 0.0  # latency of a bucket until the first byte
+    at_once: int = 64  # requests in flight
     request_bytes: int = 1 << 20
-    cache_bytes: float = float("inf")  # of the disk that keeps what a bucket has sent
+    cache_bytes: float = float("inf")  # disk cache of a bucket
 
 
 class Job(NamedTuple):
-    """Machines that share the seeds of an epoch; each has the graph, and its part of the rows.
+    """Machines that divide the seeds of an epoch; each has the graph, and its part of the rows.
 
-    Each has one trainer, whose models take no time.
+    Each has one trainer, whose model takes no time.
     """
 
     machines: int = 1
     cores: int = 2  # of each
     network: Network = Network(3e9)
-    bucket: Network | None = None  # where the store is, if the disk is a cache of it
-    planned: DeviceCost | None = None  # what daemons take reading to cost; None: what it does
+    bucket: Network | None = None  # that holds the store, if the disk is a cache
+    planned: DeviceCost | None = None  # cost of reads that daemons assume; None: the real one
 
 
 class Prediction(NamedTuple):
-    """Of one machine."""
+    """The predicted figures of one machine."""
 
     first: Load  # read from its disk before the first batch of the first epoch
     epoch: Load  # read from its disk in an epoch
-    network_bytes: float  # rows of other machines, in an epoch
+    network_bytes: float  # rows from other machines, in an epoch
     size: int  # minibatches that are built together
     first_s: float  # before the first batch of the first epoch
     epoch_s: float
-    busy: dict[str, float]  # how long each thread, device and all cores work for an epoch
+    busy: dict[str, float]  # seconds of work for an epoch, by thread, device and all cores
     bucket: Load  # what a cold cache fetches, in the first epoch
     bucket_s: float
 
     @property
     def bytes(self) -> float:
-        """Of the first epoch."""
+        """Bytes read for the first epoch."""
         return self.first.bytes + self.epoch.bytes
 
     @property
     def seconds(self) -> float:
-        """Of the first epoch."""
+        """Seconds of the first epoch."""
         return max(self.first_s + self.epoch_s, self.bucket_s)
 
     @property
     def limit(self) -> str:
-        """What works longest."""
+        """The bottleneck: the resource that works longest."""
         return max(self.busy, key=self.busy.__getitem__)
 
 
@@ -89,7 +89,7 @@ def predict(
     manifest: Manifest, graph: Graph, settings: EngineSettings, request: Attach, rates: KernelRates,
     job: Job,
 ) -> Prediction:  # fmt: skip
-    """The first epoch of a daemon that does nothing else.
+    """Predict the first epoch of a daemon without other sessions.
 
     Raises BudgetTooSmall, Refused.
     """
@@ -110,7 +110,7 @@ def predict(
         stages = batch_stages(work, memory.steps, workers)
     else:
         reads = hyperbatch_reads(manifest, occupancy, memory, memory.hyper, planned)
-        copied = reads.rows * rates.byte_s  # by readers, to where rows stay
+        copied = reads.rows * rates.byte_s  # by readers, to the places where rows stay
         work = _reading(work._replace(passing=0.0, read=copied), reads, row_bytes, rates, job)
         stages = hyper_stages(work, reads.groups, len(fanouts), workers)
     return _timed(reads, work, stages, rates, job, _store_bytes(manifest))
@@ -120,13 +120,13 @@ def _predict_macro(
     manifest: Manifest, graph: Graph, settings: EngineSettings, request: Attach,
     rates: KernelRates, job: Job,
 ) -> Prediction:  # fmt: skip
-    """Of macro-batches of the usual number of partitions, whose copies are hubs."""
+    """Predict macro-batches of the usual number of partitions, with hubs as the only copies."""
     num_seeds = manifest.types[0].splits[request.split].num_rows
     resolved = resolve(manifest, request, request.split, num_seeds)
     macro, relation, node = resolved.macro, manifest.relations[0], manifest.types[0]
     assert macro is not None
     groups = -(-macro.num_partitions // macro.partitions)
-    steps = -(-num_seeds // request.batch_size) + groups - 1  # the last of each has fewer seeds
+    steps = -(-num_seeds // request.batch_size) + groups - 1  # each one's last batch is smaller
     within = macro_graph(graph, manifest, macro.partitions)
     occupancy = occupy(within, [hop[0] for hop in resolved.fanouts], num_seeds / steps)
     reads = macrobatch_reads(manifest)
@@ -134,7 +134,7 @@ def _predict_macro(
     if relation.halo is not None and node.hubs is not None and node.halo is not None:
         hub_edges = relation.halo.num_edges * node.hubs.num_rows / node.halo.nodes.num_rows
     work = _work(manifest, occupancy, rates, steps, job)
-    # blocks pass a filter of members: those of partitions in readers, those of hubs each time
+    # blocks are filtered by members: those of partitions by readers, those of hubs every time
     work = work._replace(
         note=0.0, passing=0.0, bring=groups * hub_edges * rates.filter_s,
         read=relation.num_edges * rates.filter_s,
@@ -145,20 +145,20 @@ def _predict_macro(
 
 
 def _store_bytes(manifest: Manifest) -> float:
-    """Of graph and rows."""
+    """Bytes of the graph and all rows."""
     blocks, widths = manifest.relations[0].num_blocks, _widths(manifest)
     return float(blocks * manifest.block_bytes + manifest.num_nodes * sum(widths))
 
 
 def _widths(manifest: Manifest) -> list[int]:
-    """Bytes of a row in each array that comes with batches."""
+    """Bytes per row of each array that batches have."""
     return [rows.array.row_bytes for rows in served_rows(manifest)]
 
 
 def _work(
     manifest: Manifest, occupancy: Occupancy, rates: KernelRates, steps: int, job: Job
 ) -> BusyTime:
-    """Of all batches of an epoch, but for reading."""
+    """The work for all batches of an epoch, without reading."""
     columns, nodes = sum(occupancy.nodes[:-1]), sum(occupancy.nodes)
     edges, row = sum(occupancy.edges), sum(_widths(manifest)) * rates.byte_s
     sample = rates.batch_s + columns * rates.column_s + edges * rates.edge_s + nodes * rates.node_s
@@ -180,10 +180,10 @@ def _disk_s(load: Load, rates: KernelRates) -> float:
 def _reading(
     work: BusyTime, reads: Reads, row_bytes: int, rates: KernelRates, job: Job
 ) -> BusyTime:
-    """The same with what an epoch reads."""
+    """Add the work of an epoch's reads."""
     cpu = reads.epoch.calls * rates.run_cpu_s
     cpu += reads.epoch.bytes / PAGE_BYTES * rates.page_cpu_s
-    # what a machine asks of others these read from their disks, as it does for them
+    # rows from other machines are read from their disks, as this one reads for them
     crossing = reads.rows * (1 - 1 / job.machines)
     return work._replace(
         read=work.read + cpu,
@@ -197,13 +197,13 @@ def _timed(
     reads: Reads, work: BusyTime, stages: list[GroupStage], rates: KernelRates, job: Job,
     store_bytes: float,
 ) -> Prediction:  # fmt: skip
-    """Of one machine; `store_bytes`: it reads from."""
+    """The prediction for one machine, which reads from `store_bytes`."""
     elsewhere = 1 - 1 / job.machines
     bucket, bucket_s = Load(), 0.0
     if job.bucket is not None:
         again = max(0.0, reads.first.bytes + reads.epoch.bytes - store_bytes)
         fetched = reads.first.bytes + reads.epoch.bytes - again
-        # of a cache that is too small for the store pages are missing in proportion
+        # if the cache is too small for the store, pages are missing in proportion
         fetched += again * max(0.0, 1 - job.bucket.cache_bytes / store_bytes)
         bucket = Load(fetched, fetched / job.bucket.request_bytes)
         waits = bucket.calls * job.bucket.request_s / job.bucket.at_once
@@ -218,9 +218,9 @@ def _timed(
 def _predict_chunks(
     manifest: Manifest, settings: EngineSettings, request: Attach, rates: KernelRates, job: Job
 ) -> Prediction:
-    """Each machine reads its share of every batch."""
+    """Predict chunks: each machine reads its share of every batch."""
     hops, budget = manifest.types[0].hops[request.split], make_budget(manifest, settings)
-    widths = [array.row_bytes for array in hops.arrays()[1:]]  # the first are ids of nodes
+    widths = [array.row_bytes for array in hops.arrays()[1:]]  # the first has node ids
     room = _HELD * (budget.num_slots - budget.graph_least) * budget.slot_bytes
     rows, row_bytes = hops.nodes.num_rows // job.machines, sum(widths)
     reads = chunk_reads(rows, widths, request.chunk or request.batch_size, room)

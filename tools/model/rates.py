@@ -1,4 +1,4 @@
-"""How fast a disk and the kernels of this machine are: measured by themselves, in a minute."""
+"""Measure rates of a disk and of the kernels on this machine, each alone, in a minute."""
 
 import os
 import time
@@ -42,33 +42,33 @@ from tools.bench.setup import make_store, serving
 from tools.rmat import generate
 
 _NODES, _PAIRS, _WIDTH = 500_000, 8_000_000, 128
-# fanouts and batch size: of few and many columns, edges and nodes, whose rates are solved for
+# (fanouts, batch size) with few and many columns, edges and nodes, to solve for their rates
 _SHAPES = (
     ((10, 10, 10), 1000), ((30, 30), 500), ((1, 1, 1, 1), 10_000), ((40,), 2000), ((5,), 50)
 )  # fmt: skip
 _DISK_BYTES, _BLOCK = 1 << 29, 1 << 20
-_LEAST_S = 1.0  # of CPU, that a rate is measured over
+_LEAST_S = 1.0  # least CPU time to measure a rate over
 _PIECE, _PIECES = 50_000, 4  # nodes of a batch, batches of a group
 
 
 class KernelRates(msgspec.Struct, frozen=True):
-    """Seconds; but for the first two of processor time, by the threads that spend it."""
+    """Seconds per operation: CPU seconds of the thread named, except for the first two."""
 
-    run_s: float  # of the disk, all readers at work: for one more run of pages
-    page_s: float  # for one more page in a run
-    run_cpu_s: float  # readers: for a run
+    run_s: float  # the disk, with all readers at work: per further run of pages
+    page_s: float  # the disk: per further page in a run
+    run_cpu_s: float  # readers: per run
     page_cpu_s: float  # readers: to verify a page
-    batch_s: float  # workers, and the event loop: for a batch, however small
+    batch_s: float  # workers, and the event loop: per batch of any size
     column_s: float  # workers: to find a node's column
     edge_s: float  # workers: to draw an edge and find its source's local id
-    node_s: float  # workers: for a node of a batch; its row is addressed
-    note_s: float  # the gather thread: to look whether a node's row is there, and note its use
-    bring_s: float  # the gather thread: to find room for a row that is not, and plan its read
-    client_batch_s: float  # the client: for a batch
+    node_s: float  # workers: per node of a batch, including the address of its row
+    note_s: float  # the gather thread: to check whether a node's row is present, and note its use
+    bring_s: float  # the gather thread: to find room for an absent row, and plan its read
+    client_batch_s: float  # the client: per batch
     client_edge_s: float  # the client: to copy an edge
-    client_node_s: float  # the client: for a node, its row not counted
-    byte_s: float  # to copy a byte of a row from here and there
-    filter_s: float  # macro-batches: to look whether an edge's source is a member
+    client_node_s: float  # the client: per node, without its row
+    byte_s: float  # to gather a byte of a row
+    filter_s: float  # macro-batches: to check whether an edge's source is a member
 
     @property
     def disk(self) -> DeviceCost:
@@ -76,7 +76,7 @@ class KernelRates(msgspec.Struct, frozen=True):
 
 
 def load_rates(path: Path) -> KernelRates:
-    """Raises BadInput: there is no such file; ValueError: it holds something else."""
+    """Load saved rates.  Raises BadInput: no such file; ValueError: it holds something else."""
     if not path.is_file():
         raise BadInput.at(
             str(path), "no such file", "measured rates",
@@ -86,7 +86,7 @@ def load_rates(path: Path) -> KernelRates:
 
 
 def calibrate(folder: Path) -> KernelRates:
-    """Measure in a folder of the disk in question; a graph of 0.6 GB stays there for next time."""
+    """Measure in a folder on the disk in question; a graph of 0.6 GB stays there for reuse."""
     folder.mkdir(parents=True, exist_ok=True)
     graph = folder / "rmat"
     if not graph.exists():
@@ -110,7 +110,7 @@ def calibrate(folder: Path) -> KernelRates:
 
 
 def solve_rates(counts: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> list[float]:
-    """What one of each takes; no rate is below 0.  Shapes count alike, however long they took."""
+    """Least-squares rates >= 0 of each count; shapes have equal weight, however long they took."""
     taken = np.array(seconds)
     left, known = np.array(counts) / taken[:, np.newaxis], np.arange(len(counts[0]))
     found = np.zeros(known.size)
@@ -124,7 +124,7 @@ def solve_rates(counts: Sequence[tuple[float, ...]], seconds: Sequence[float]) -
 
 
 def _disk(path: Path) -> tuple[DeviceCost, tuple[float, float]]:
-    """What reading costs, in time and in CPU seconds."""
+    """The cost of reads, in seconds and in CPU seconds per run and page."""
     file = make_file(path, _DISK_BYTES, _BLOCK)
     memory = aligned_buffer(DEPTH * RUN_BYTES)
     buffers = np.split(memory, DEPTH)
@@ -148,7 +148,7 @@ def _disk(path: Path) -> tuple[DeviceCost, tuple[float, float]]:
 
 
 def _copying() -> float:
-    """Of a byte of rows that lie here and there: rows of two widths, from 256 MB."""
+    """Seconds to gather a byte of rows, from rows of two widths within 256 MB."""
     data, count = np.ones(1 << 28, np.uint8), 100_000
 
     def seconds(width: int) -> float:
@@ -165,9 +165,9 @@ def _copying() -> float:
 
 
 def _gathering(store: Store, cost: DeviceCost) -> tuple[float, float]:
-    """What hyperbatches' gather thread takes for a node, and for a row that it brings in.
+    """Seconds of the hyperbatch gather thread per node, and per row that it loads.
 
-    A row cache of the daemon brings groups of batches in: rows that are not there, then the same.
+    The daemon's row cache loads groups of batches: first with absent rows, then the same again.
     """
     served = served_rows(store.manifest)
     types, entries = rows_by_type(served), 2 * _PIECE * _PIECES
@@ -203,7 +203,7 @@ def _gathering(store: Store, cost: DeviceCost) -> tuple[float, float]:
 
 
 def _filtering(store: Store) -> float:
-    """Of an edge of a block of the graph, all nodes being members."""
+    """Seconds to filter an edge of a graph block if all nodes are members."""
     manifest, relation = store.manifest, store.manifest.relations[0]
     _, blocks = next(scan_blocks(store.graph(relation), _BLOCK))
     data, edges = np.array(blocks[0]), int(store.first_edge(relation)[1])
@@ -228,10 +228,10 @@ def _filtering(store: Store) -> float:
 
 
 class _Taken(NamedTuple):
-    """Of some batches."""
+    """Counts and times of some batches."""
 
     batches: float
-    columns: float  # that were expanded
+    columns: float  # expanded columns
     edges: float
     nodes: float
     daemon_s: float  # CPU
@@ -239,7 +239,7 @@ class _Taken(NamedTuple):
 
 
 def _batches(store: Path, fanouts: tuple[int, ...], batch_size: int) -> _Taken:
-    """Batches of a daemon that has all in memory, once what is compiled is loaded."""
+    """Measure batches of a daemon with all in memory, after its kernels are loaded."""
     where = store.parent / "run"
     where.mkdir(exist_ok=True)
     with serving(store, where, "2G", "--workers", "2") as endpoint:

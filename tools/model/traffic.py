@@ -1,4 +1,4 @@
-"""Bytes and calls that read a store, for an epoch of each plan."""
+"""Bytes and read calls of an epoch, by plan."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from tools.model.graph import Counts, Graph
 from tools.model.memory import LOOKED_AT, DaemonMemory, served_widths
 from tools.model.occupancy import Occupancy
 
-_GAPS = (*range(9), 16, 32, 64, 128, 256)  # pages, that might be read over
+_GAPS = (*range(9), 16, 32, 64, 128, 256)  # candidate gaps in pages that are read over
 
 
 class Load(NamedTuple):
-    """What is read, or crosses a network."""
+    """Amount of data that is read, or sent over a network."""
 
     bytes: float = 0.0
     calls: float = 0.0
@@ -30,14 +30,14 @@ class Load(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """Of an epoch."""
+    """Reads of an epoch."""
 
     first: Load  # before the first batch of the first epoch
     epoch: Load
-    graph: Load = Load()  # of these, of the graph
-    first_rows: float = 0.0  # bytes of the rows in `first`, each counted as often as it is brought
-    rows: float = 0.0  # in `epoch`
-    groups: Sequence[int] = ()  # minibatches of each hyperbatch; none: there are no hyperbatches
+    graph: Load = Load()  # part of `epoch`, for the graph
+    first_rows: float = 0.0  # bytes of rows in `first`, each counted as often as it is loaded
+    rows: float = 0.0  # the same in `epoch`
+    groups: Sequence[int] = ()  # minibatches of each hyperbatch; (): no hyperbatches
 
     @property
     def size(self) -> int:
@@ -48,9 +48,9 @@ class Reads(NamedTuple):
 def graph_pass(
     manifest: Manifest, occupancy: Occupancy, batches: float, hops: Sequence[int], slots: int
 ) -> float:
-    """Blocks of the graph that are read to draw some hops of so many batches together.
+    """Blocks of the graph that are read to draw some hops of `batches` batches together.
 
-    slots   blocks that stay from one pass to the next: directions alternate
+    slots   blocks that stay from one pass to the next, as passes alternate their direction
     """
     graph, blocks = occupancy.graph, manifest.relations[0].num_blocks
     weight = graph.nodes @ _column_bytes(manifest, graph)  # bytes of the graph by region
@@ -64,10 +64,10 @@ def graph_pass(
 def graph_passes(
     manifest: Manifest, occupancy: Occupancy, groups: Sequence[int], slots: int
 ) -> float:  # fmt: skip
-    """The same of hyperbatches of so many batches.
+    """Blocks read for hyperbatches with `groups` batches each.
 
-    A pass draws the last hop of one, the hop before it of the next one, and so on.  Before the
-    first one there is a pass for each of its other hops.
+    One pass draws the last hop of one hyperbatch, the last but one of the next, and so on.  The
+    first hyperbatch takes a pass for each of its other hops before that.
     """
     hops = range(len(occupancy.edges))
     read = sum(graph_pass(manifest, occupancy, groups[0], hops[: hop + 1], slots) for hop in hops)
@@ -77,7 +77,7 @@ def graph_passes(
 
 
 def _column_bytes(manifest: Manifest, graph: Graph) -> Counts:
-    """(classes,) of a column in the graph blocks."""
+    """(classes,) bytes of a column in the graph blocks."""
     bits = sum(edge_layout(manifest, manifest.relations[0]).bits)
     found: Counts = 4 + graph.into * bits / 8
     return found
@@ -90,12 +90,12 @@ def hyperbatch_reads(
     cut: HyperSizing,
     disk: DeviceCost,
 ) -> Reads:
-    """Of a whole epoch."""
+    """Reads of an epoch of hyperbatches."""
     steps, block, slots = memory.steps, manifest.block_bytes, memory.budget.graph_slots
     if memory.graph_stays:
         looked, blocks = float(memory.budget.graph_blocks), 0.0
     else:
-        # what a session looks at at its attach has a pass for each hop
+        # the batches sampled at the attach take a pass for each hop
         seen, hops = min(LOOKED_AT, steps), range(len(occupancy.edges))
         looked = sum(graph_pass(manifest, occupancy, seen, [hop], slots) for hop in hops)
         blocks = graph_passes(manifest, occupancy, _groups(steps, cut), slots)
@@ -109,12 +109,12 @@ def hyperbatch_reads(
     passes = np.ones(len(occupancy.graph.nodes), bool)
     passes[share.stay] = False
     nodes, brought = occupancy.graph.nodes[passes], 0.0
-    # areas hold what is handed out, what is brought in, and what is known of the groups after it
+    # areas hold the group handed out, the group being loaded, and known later groups
     rows, known = nodes.sum(1), max(0.0, cut.areas * cut.chunk / cut.size - 2)
 
     def missing(before: int, batches: int) -> tuple[float, Load]:
-        """Bytes of rows that a group lacks, and what is read for them."""
-        # what the group before wanted is there, and some of what those before that one did
+        """Bytes of rows that a group lacks, and the reads for them."""
+        # rows of the previous group are present, and some rows of earlier groups
         kept = rows_still_there(occupancy.wanted(before), nodes.sum(0), share.entries, known)
         absent = nodes @ (occupancy.wanted(batches) * (1 - kept)) / np.maximum(rows, 1)
         found = Load()
@@ -122,7 +122,7 @@ def hyperbatch_reads(
             found = found.plus(*_pages_of(rows, width, absent, disk))
         return float(rows @ absent) * sum(widths), found
 
-    # the rows that an epoch ends with are there when the next one begins
+    # rows at the end of an epoch are still present when the next one begins
     for (before, batches), count in Counter(pairwise([groups[-1], *groups])).items():
         lacks, load = missing(before, batches)
         brought += count * lacks
@@ -133,7 +133,7 @@ def hyperbatch_reads(
 
 
 def _pages_of(rows: Counts, width: int, wanted: Counts, disk: DeviceCost) -> Load:
-    """What is read for a share `wanted` of the rows of each region."""
+    """Reads for a share `wanted` of the rows of each region."""
     ways = [region_pages(rows, width, wanted, gap) for gap in _GAPS]
     pages, runs = np.array(ways).sum(2).T
     best = disk.best_of(pages, runs)
@@ -142,7 +142,7 @@ def _pages_of(rows: Counts, width: int, wanted: Counts, disk: DeviceCost) -> Loa
 
 
 def _groups(steps: int, cut: HyperSizing) -> list[int]:
-    """Batches whose rows are brought in together: at first as many as are sampled first."""
+    """Numbers of batches whose rows are loaded together; the first has those sampled first."""
     sizes = [min(steps, cut.chunk, cut.size)]
     while (left := steps - sum(sizes)) > 0:
         sizes.append(min(left, cut.size))
@@ -150,11 +150,11 @@ def _groups(steps: int, cut: HyperSizing) -> list[int]:
 
 
 def rows_still_there(wanted: Counts, nodes: Counts, entries: int, known: float) -> Counts:
-    """Probability that a row that passes is in one of the entries when a group wants it.
+    """Probability that a row which does not stay is in the cache when a group needs it.
 
-    It is there if one of the last t groups wanted it, and t is such that the entries are full: as
-    in Che's approximation, but that a row that none of the `known` groups to come wants leaves by
-    so many groups earlier.
+    It is if one of the last t groups needed it, with t such that all entries are full: as in
+    Che's approximation, except that a row which none of the next `known` groups needs is evicted
+    that many groups earlier.
     """
     low, high = 0.0, 1e6
     for _ in range(60):
@@ -169,11 +169,11 @@ def rows_still_there(wanted: Counts, nodes: Counts, entries: int, known: float) 
 def minibatch_rows(
     manifest: Manifest, occupancy: Occupancy, memory: DaemonMemory, disk: DeviceCost
 ) -> Load:  # fmt: skip
-    """Pages of rows of an epoch of minibatches, but of blocks that stay in memory."""
+    """Reads of pages of rows in an epoch of minibatches, without blocks that stay in memory."""
     rows = occupancy.graph.nodes.sum(1)
     wanted = occupancy.graph.nodes @ occupancy.wanted(1) / np.maximum(rows, 1)
-    # A block that is wanted makes room for none, so those that came first stay: the first batch
-    # asks for its blocks array by array, those first of which it wants most rows.
+    # A block in use is not evicted for another, so those that came first stay: the first batch
+    # requests its blocks array by array, those with most of its rows first.
     found, room = Load(), float(memory.row_slots)
     for served in memory.served:
         per_block = row_geometry(served.array, manifest.block_bytes).rows_per_block
@@ -191,7 +191,7 @@ def minibatch_rows(
 def _row_blocks(
     manifest: Manifest, occupancy: Occupancy, memory: DaemonMemory, batches: float
 ) -> float:  # fmt: skip
-    """Blocks of rows that so many batches want, each counted once."""
+    """Distinct blocks of rows that `batches` batches need."""
     rows = occupancy.graph.nodes.sum(1)
     wanted, found = occupancy.graph.nodes @ occupancy.wanted(batches) / np.maximum(rows, 1), 0.0
     for served in memory.served:
@@ -203,7 +203,7 @@ def _row_blocks(
 def minibatch_reads(
     manifest: Manifest, occupancy: Occupancy, memory: DaemonMemory, disk: DeviceCost
 ) -> Reads:  # fmt: skip
-    """Of a whole epoch."""
+    """Reads of an epoch of minibatches."""
     steps, block, first, epoch = memory.steps, manifest.block_bytes, Load(), Load()
     if memory.graph_stays:
         first = first.plus(memory.budget.graph_blocks * block, memory.budget.graph_blocks)
@@ -221,7 +221,7 @@ def minibatch_reads(
 
 
 def macrobatch_reads(manifest: Manifest) -> Reads:
-    """Each partition once an epoch: its rows by pages, its columns by blocks; hubs once at all."""
+    """Each partition once per epoch: rows by pages, columns by blocks; hubs once in all."""
     node, relation, block = manifest.types[0], manifest.relations[0], manifest.block_bytes
     arrays = [a for a in (*node.features.values(), node.label) if a is not None]
     width, parts = sum(a.row_bytes for a in arrays), node.num_partitions
@@ -229,7 +229,7 @@ def macrobatch_reads(manifest: Manifest) -> Reads:
     first, halo = Load(), node.halo
     if halo is not None and relation.halo is not None:
         hubs = node.hubs.num_rows if node.hubs is not None else 0
-        own = hubs / max(1, halo.nodes.num_rows)  # of the copies; the others are of partitions
+        own = hubs / max(1, halo.nodes.num_rows)  # hubs' share of the copies; the rest are halos
         rows += (halo.nodes.num_rows - hubs) * width
         blocks += relation.halo.num_blocks * (1 - own)
         first = first.plus(hubs * width + own * relation.halo.num_blocks * block, parts)
@@ -239,12 +239,12 @@ def macrobatch_reads(manifest: Manifest) -> Reads:
 
 
 def chunk_reads(rows: int, widths: Sequence[int], chunk: int, room: float) -> Reads:
-    """Of propagated features, `widths` bytes a row: once at all if they have room."""
+    """Reads of propagated features, `widths` bytes per row; only once if they fit in memory."""
     total = float(rows * sum(widths))
     if total <= room:
         return Reads(Load(total, total / RUN_BYTES), Load(), first_rows=total)
     ranges, num_bytes, calls = -(-rows // chunk), 0.0, 0.0
-    for width in widths:  # a range begins and ends inside of pages, if its bytes are no whole ones
+    for width in widths:  # a range begins and ends within pages, unless it has whole ones
         inside = PAGE_BYTES - gcd(PAGE_BYTES, chunk * width)
         num_bytes += rows * width + ranges * inside
         calls += ranges * -(-chunk * width // RUN_BYTES)

@@ -1,1 +1,1 @@
-"""Faults planted one at a time, to see whether the tests of the same folder notice."""
+"""Mutation testing: plant faults one at a time, and see whether tests of that folder fail."""

@@ -33,7 +33,7 @@ from tools.command import parse
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIST = Path(__file__).with_name("faults.toml")
 LIMIT_S = 60.0
-CLEAN_LIMIT_S = 1800.0  # of all selections together, with kernels that are compiled first
+CLEAN_LIMIT_S = 1800.0  # for all selections together, including the compilation of kernels
 LEFT_OUT = (".git", ".venv", ".hypothesis", ".mypy_cache", ".ruff_cache", "build")
 
 
@@ -46,7 +46,7 @@ class PlantedFault(NamedTuple):
     tests: tuple[str, ...] = ()  # in the mirrored folder
 
     def folder(self, root: Path) -> Path:
-        """The folder of tests that mirrors the file's, or else the package's."""
+        """The folder of tests that mirrors the file's folder, or the nearest parent's."""
         folder = Path("tests", self.file).parent
         while not (root / folder).is_dir():
             folder = folder.parent
@@ -63,11 +63,11 @@ class PlantedFault(NamedTuple):
 
 
 class FaultNotFound(Exception):
-    """The text of an entry does not stand exactly once in its file."""
+    """The text of an entry does not occur exactly once in its file."""
 
 
 def read_faults(path: Path = LIST) -> list[PlantedFault]:
-    """All entries.  Raises ValueError: two have one name, or an entry changes nothing."""
+    """All entries.  Raises ValueError: two have the same name, or an entry changes nothing."""
     entries = tomllib.loads(path.read_text())["fault"]
     faults = [
         PlantedFault(**{**entry, "tests": tuple(entry.get("tests", ()))}) for entry in entries
@@ -94,7 +94,7 @@ def planted(fault: PlantedFault, root: Path) -> str:
 
 
 def plant(fault: PlantedFault, root: Path) -> None:
-    """Change the file in a copy, and remove kernels that were compiled with what it was."""
+    """Change the file in a copy, and remove kernels that were compiled from its old text."""
     text = planted(fault, root)
     (root / fault.file).unlink()  # a hard link: the original stays as it is
     (root / fault.file).write_text(text)
@@ -104,7 +104,7 @@ def plant(fault: PlantedFault, root: Path) -> None:
 
 
 def dependents(file: str, root: Path) -> set[Path]:
-    """Modules that import a file, themselves or through others, and the file."""
+    """The file, and all modules that import it, directly or indirectly."""
     users: dict[str, set[Path]] = {}
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -120,7 +120,7 @@ def dependents(file: str, root: Path) -> set[Path]:
 
 
 def copy_tree(root: Path, to: Path) -> Path:
-    """The tree by hard links in a folder of its own, beside it whatever stands beside the tree."""
+    """Copy the tree by hard links, with a link to the folder `shared` beside the tree."""
     ignored = shutil.ignore_patterns(*LEFT_OUT)
     shutil.copytree(root, to / root.name, copy_function=_link, ignore=ignored, symlinks=True)
     if (root.parent / "shared").exists():
@@ -136,7 +136,7 @@ def _link(source: str, target: str) -> None:
 
 
 class Tested(NamedTuple):
-    code: int | None  # None: the time was up
+    code: int | None  # None: timed out
     printed: str
     seconds: float
 
@@ -160,7 +160,7 @@ def run_tests(selection: Sequence[str], root: Path, limit_s: float) -> Tested:
 
 
 def try_fault(fault: PlantedFault, root: Path, limit_s: float) -> str:
-    """Plant one in a copy, run its tests, and say how it ended: killed, SURVIVED, TIMED OUT."""
+    """Plant a fault in a copy, run its tests, and print the verdict: killed, SURVIVED, ..."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = copy_tree(root, Path(folder))
         plant(fault, copy)
@@ -175,7 +175,7 @@ def try_fault(fault: PlantedFault, root: Path, limit_s: float) -> str:
 
 
 def passes_clean(faults: Sequence[PlantedFault], root: Path) -> bool:
-    """Whether the selections pass without a fault; kernels are compiled meanwhile."""
+    """Whether the selections pass without a fault; this also compiles kernels."""
     selection = sorted({test for fault in faults for test in fault.selection(root)})
     tested = run_tests(selection, root, CLEAN_LIMIT_S)
     if tested.code != 0:
