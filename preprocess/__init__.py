@@ -1,1 +1,1 @@
-"""Sources in, a store out: the pipeline behind the `blockstore` command."""
+"""The pipeline behind the `blockstore` command: it turns a source graph into a store."""

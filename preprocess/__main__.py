@@ -73,7 +73,7 @@ app = command_group(
 
 
 def _last_event(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, of which an error is the last event too, if events are what it prints."""
+    """Wrap a command that prints events: an error becomes its last event, too."""
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -390,7 +390,7 @@ def main() -> None:
 
 
 def _stop(number: int, _: object) -> None:
-    """End as an exception does: what was begun is removed."""
+    """Turn a signal into an exception, so that unfinished work is removed."""
     raise SystemExit(128 + number)
 
 

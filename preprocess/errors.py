@@ -1,14 +1,14 @@
-"""What can be wrong with an input."""
+"""Errors of preprocessing: bad input, and lost executors."""
 
 
 class BadInput(ValueError):
-    """A source cannot be taken as it is; the message names file, place, found and expected."""
+    """An input cannot be used as it is; the message names file, place, found and expected."""
 
     @classmethod
     def at(cls, where: object, found: object, expected: object, remedy: str) -> "BadInput":
-        """The one form of message: `<file>: <place>: found X, expected Y; what to do`."""
+        """Build a message of the form `<file>: <place>: found X, expected Y; what to do`."""
         return cls(f"{where}: found {found}, expected {expected}; {remedy}")
 
 
 class ExecutorLost(Exception):
-    """The processes that run tasks are gone, or a task has ended too many of them."""
+    """The worker processes are gone, or one task has killed too many of them."""

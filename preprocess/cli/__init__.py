@@ -1,1 +1,1 @@
-"""The `blockstore` command: its options, and what it shows."""
+"""The `blockstore` command: its options and output."""

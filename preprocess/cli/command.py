@@ -1,4 +1,4 @@
-"""Commands once their words are read: an ingest, dry or real, push and pull of a store."""
+"""Commands after their options are parsed: ingest and its dry run, push, pull and stripe."""
 
 import os
 import sys
@@ -35,7 +35,7 @@ def run_ingest(
     show: ShowFlags,
     resources: IngestWork,
 ) -> None:
-    """Make the store; stdout has events, or what was made.  Raises what `ingest` does."""
+    """Make the store; prints events, or a summary, to stdout.  Raises what `ingest` does."""
     rendering = Events(sys.stdout) if show.json else None
     progress = Progress(rendering=rendering)
     opened, options = _open(source, options, of_source, progress)
@@ -67,7 +67,7 @@ def run_dry(
     json: bool,
     spread: bool,
 ) -> None:
-    """Say what it would take: a page, or one JSON object.  Raises what `dry_run` does."""
+    """Print the estimated cost, as text or one JSON object.  Raises what `dry_run` does."""
     progress = Progress(rendering=Events(sys.stderr) if json else None)
     (graph, *_), options = _open(source, options, of_source, progress)
     found = dry_run(graph, store, options, isinstance(graph, Preparable), spread)
@@ -77,7 +77,7 @@ def run_dry(
 def _open(
     path: Path, options: IngestOptions, of_source: SourceFlags, progress: Progress
 ) -> tuple[Opened, IngestOptions]:
-    """The source, and the options with what its owner does unless it is told otherwise."""
+    """The source, and the options with the defaults of the source's layout."""
     opened = open_source(path, of_source.layout or None)
     progress.line(f"{path}: {opened.source.layout}, {opened.saw}")
     undirected = of_source.undirected
@@ -89,7 +89,7 @@ def _open(
 
 
 def run_push(path: Path, url: str, wait_s: float) -> str:
-    """What was done.  Raises BadInput: no URL; and what `push` does."""
+    """Push a store; returns a summary.  Raises BadInput: no URL; and what `push` does."""
     place, store = _url(url), open_store(path)
     with Progress().stage("push", store_bytes(store), "B") as stage:
         fingerprint = push(store, place, wait_s, stage.advance)
@@ -97,7 +97,7 @@ def run_push(path: Path, url: str, wait_s: float) -> str:
 
 
 def check_stripe(store: Path, is_url: bool, folders: list[Path] | None) -> None:
-    """Before an ingest takes hours.  Raises BadInput, StoreError: these folders cannot be."""
+    """Check folders before an ingest takes hours.  Raises BadInput, StoreError: unusable."""
     if folders:
         if is_url:
             raise BadInput.at(
@@ -107,7 +107,7 @@ def check_stripe(store: Path, is_url: bool, folders: list[Path] | None) -> None:
 
 
 def run_stripe(path: Path, folders: list[Path], gather: bool) -> str:
-    """What was done.  Raises BadInput: what is to be done is not clear; what `deal_store` does."""
+    """Stripe a store, or undo it; returns a summary.  Raises BadInput; what `deal_store` does."""
     if gather == bool(folders):
         found = "--gather and folders" if gather else "no folders"
         raise BadInput.at(
@@ -121,14 +121,14 @@ def run_stripe(path: Path, folders: list[Path], gather: bool) -> str:
 
 
 def run_pull(url: str, target: Path, wait_s: float) -> str:
-    """What was done.  Raises BadInput: no URL; and what `pull` does."""
+    """Pull a store; returns a summary.  Raises BadInput: no URL; and what `pull` does."""
     place = _url(url)
     store = pull(place, target, wait_s, lambda total: Progress().stage("pull", total, "B"))
     return f"{target}: pulled, fingerprint {store.manifest.fingerprint}"
 
 
 def place_for(url: str, work: Path | None) -> Path:
-    """Where a store is made that is to be pushed.  Raises BadInput."""
+    """The local folder in which to make a store that will be pushed.  Raises BadInput."""
     if work is None:
         raise BadInput.at(
             url, "no --work", "a folder of this machine beside a URL",

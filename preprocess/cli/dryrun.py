@@ -1,4 +1,4 @@
-"""What an ingest would take, for a person and for a script: nothing of it is done."""
+"""Estimate the cost of an ingest without running it, as text and for scripts."""
 
 import shutil
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ from preprocess.pipeline.result import IngestPlan, StagePlan
 from preprocess.pipeline.stage import Stage
 from preprocess.sources.source import Source
 
-START_S = 1.0  # the interpreter, and compiled kernels being loaded
+START_S = 1.0  # to start the interpreter, and load compiled kernels
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorRates:
-    """What four cores did on the machine of docs/results: assumed, not measured here."""
+    """Rates of four cores on the machine of docs/results: assumed, not measured here."""
 
     counted_edges: float = 60e6  # edges a second, of one pass
-    sorted_edges: float = 25e6  # into buckets, and sorted
-    ordered_edges: float = 60e6  # breadth-first, columns at hand
-    packed_edges: float = 60e6  # into blocks
+    sorted_edges: float = 25e6  # put into buckets, and sorted
+    ordered_edges: float = 60e6  # breadth-first, given the columns
+    packed_edges: float = 60e6  # packed into blocks
     moved_bytes: float = 1.7e9  # bytes a second of rows, read and written
     partitioned_edges: float = 30e6  # in one pass of a partitioner, on one core
     gathered_bytes: float = 15e9  # of rows of neighbors, added up
-    walked_edges: float = 60e6  # in one step of walks, a line of them on each core
+    walked_edges: float = 60e6  # in one step of walks, a cache line of lanes on each core
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class StageEstimate(StagePlan):
 
     @property
     def seconds(self) -> float:
-        """Reading goes on while edges and rows are worked on."""
+        """The larger of both, as disk and processors work at the same time."""
         return max(self.disk_s, self.processor_s)
 
     @property
@@ -52,7 +52,7 @@ class StageEstimate(StagePlan):
 def estimate_stages(
     stages: Sequence[Stage[Any]], disk: DiskRates, processor: ProcessorRates
 ) -> tuple[StageEstimate, ...]:
-    """How long each stage takes: as long as disk or processors need."""
+    """Estimate the time of each stage, by its disk traffic and by its work."""
     found = []
     for s in stages:
         read, written = s.cost.read, s.cost.written
@@ -65,13 +65,13 @@ def estimate_stages(
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """Everything that can be said before an ingest."""
+    """Everything that is known or estimated before an ingest."""
 
     source: str
     layout: str
     source_bytes: int
     num_files: int
-    may_shrink: bool  # counts are upper bounds until the source has been prepared
+    may_shrink: bool  # whether counts are upper bounds, as the source has not been prepared
     plan: IngestPlan
     free_bytes: int  # where the store will lie
     fits_disk: bool
@@ -89,7 +89,7 @@ def dry_run(
     may_shrink: bool = False,
     spread: bool = False,
 ) -> DryRun:
-    """Look at headers, and at the disk for a moment.  Raises BadInput, BudgetTooSmall, OSError."""
+    """Read headers, and measure the disk briefly.  Raises BadInput, BudgetTooSmall, OSError."""
     options.check()
     source = source.with_reverses(options.undirected)
     contents = list_contents(source, options)
@@ -121,7 +121,7 @@ def dry_run(
 
 
 def source_bytes(files: Sequence[Path]) -> int:
-    """On disk, of what is there."""
+    """Bytes on disk of the files that exist."""
     return sum(path.stat().st_size for path in files if path.is_file())
 
 

@@ -1,7 +1,7 @@
 """The options of the `blockstore` command, in groups: each a frozen record, and a panel of --help.
 
-A command takes records; `blockstore.flags.grouped` makes an option of each of their fields.  Most
-are those that the work takes.
+Commands take records as parameters; `blockstore.flags.grouped` turns each of their fields into an
+option.  Most records are also the parameters of the functions that do the work.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -40,7 +40,7 @@ class SourceFlags(SourceSettings):
     )
 
     def options(self) -> dict[str, Any]:
-        """Those that an ingest has of the same names."""
+        """The options of an ingest with the same names."""
         return {each.name: getattr(self, each.name) for each in fields(SourceSettings)}
 
 
@@ -64,7 +64,7 @@ class CopyFlags:
 
 @dataclass(frozen=True)
 class IngestHops(HopsRequest):
-    """Those right away, in the words that an ingest has left for them."""
+    """Propagation as a part of an ingest, whose own options leave some names taken."""
 
     hops: int = flag(0, "propagate features right away, as the command hops does; 0: do not")
     hop_alpha: float = flag(0.1, "of ppr: probability to go back")
@@ -74,7 +74,7 @@ class IngestHops(HopsRequest):
     seed: int = 0
 
     def asked(self, seed: int) -> HopsRequest | None:
-        """None: there are to be none."""
+        """The request for hops with this seed; None if there are no hops."""
         if self.operators and not self.hops:
             raise BadInput.at("--operator", "no --hops", "how often to apply it", "say --hops 2")
         return replace(self, seed=seed) if self.hops else None

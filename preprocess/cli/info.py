@@ -1,4 +1,4 @@
-"""What a store holds, for a person and for a script."""
+"""Describe a store's contents, as text and for scripts."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from blockstore.store import Store
 from blockstore.units import format_bytes
 from preprocess.partition.report import partition_lines
 
-_OWNER_FACTS = {  # of a map: what is said before them
+_OWNER_FACTS = {  # facts of a map, and their titles
     "cross": "cross edges", "imbalance": "greatest load", "node_imbalance": "nodes",
     "row_imbalance": "rows loaded",
 }  # fmt: skip
 
 
 def store_info(store: Store) -> dict[str, Any]:
-    """Manifest, sizes on disk and what they come from; plain values."""
+    """Manifest and sizes on disk, as plain values."""
     manifest = store.manifest
     arrays = {}
     for relation in manifest.relations:
@@ -46,7 +46,7 @@ def store_info(store: Store) -> dict[str, Any]:
 
 
 def info_text(store: Store) -> str:
-    """The same as a short table."""
+    """The facts of `store_info` as a short table."""
     manifest, facts = store.manifest, store_info(store)
     lines = [
         f"{store.path}",
@@ -91,7 +91,7 @@ def info_text(store: Store) -> str:
 
 
 def owner_lines(store: Store) -> list[str]:
-    """A line for each owner map; of one that cannot be read, why."""
+    """A line for each owner map; for one that cannot be read, the reason."""
     lines = []
     for name in list_owners(store):
         try:
@@ -106,7 +106,7 @@ def owner_lines(store: Store) -> list[str]:
 
 
 def owner_line(name: str, owners: int, facts: dict[str, Any]) -> str:
-    """What is said of a map; facts of one that others have made may be missing."""
+    """Describe a map; facts may be missing if other software made it."""
     words = [f"{name}: {owners:,} owners by {facts.get('method', 'others')}"]
     for fact, text in _OWNER_FACTS.items():
         if fact in facts:

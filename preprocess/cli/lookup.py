@@ -1,7 +1,7 @@
-"""`blockstore lookup`: the numbers that nodes have, by what their owner calls them, and back.
+"""`blockstore lookup`: translate the user's ids of nodes to the store's numbers, and back.
 
-Texts lie in a table beside the store, one of each type, integers in its array `key`; both were put
-there by an ingest of tables.
+Text ids are in a table beside the store, one for each type, integer ids in its array `key`; an
+ingest of tables wrote them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,11 +19,11 @@ from preprocess.ingest.prepare import keys_of
 from preprocess.sources.tabular import KEY, key_file
 
 _ROWS = 1 << 16
-_INTEGERS = ("int64", ())  # what a row of the array of keys is
+_INTEGERS = ("int64", ())  # dtype and row shape of the array of keys
 
 
 class NodeKeys:
-    """What the owner of a store calls the nodes of a type.  Raises BadInput."""
+    """The user's ids (keys) of the nodes of a type.  Raises BadInput."""
 
     def __init__(self, store: Store, node_type: NodeType) -> None:
         self._store, self._type = store, node_type
@@ -31,14 +31,14 @@ class NodeKeys:
 
     @property
     def known(self) -> bool:
-        """Whether the nodes have other names than their numbers."""
+        """Whether the nodes have keys, other than their numbers."""
         key = self._type.features.get(KEY)
         return self._texts.is_file() or (
             key is not None and (key.dtype, key.row_shape) == _INTEGERS
         )
 
     def numbers(self, keys: Sequence[str]) -> dict[str, int]:
-        """The number of each key that there is."""
+        """The number of each key that exists."""
         if self._texts.is_file():
             return dict(self._text_numbers(keys))
         wanted = np.array(sorted(int(key) for key in keys if _is_integer(key)), np.int64)
@@ -49,7 +49,7 @@ class NodeKeys:
         return {key: found[int(key)] for key in keys if _is_integer(key) and int(key) in found}
 
     def keys(self, numbers: Sequence[int]) -> dict[int, str]:
-        """The key of each number that there is."""
+        """The key of each number that exists."""
         found: dict[int, str] = {}
         if not self._texts.is_file():
             for values, ids in self._integers():
@@ -71,7 +71,7 @@ class NodeKeys:
             row += places.size
 
     def _integers(self) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """(keys, numbers) in the order of the store, some at a time."""
+        """(integer keys, numbers) in the order of the store, some at a time."""
         numbers = scan_rows(self._store, self._type.original_id, _ROWS)
         first, ids = next(numbers)
         for row, values in scan_rows(self._store, self._type.features[KEY], _ROWS):
@@ -89,11 +89,11 @@ class NodeKeys:
 def lookup(
     store: Store, asked: Sequence[str], node_type: str, back: bool
 ) -> tuple[list[str], list[str]]:
-    """A line for each that is found: type, key and number between tabs; and those that are not.
+    """(a line for each id that is found: type, key and number with tabs; ids not found).
 
-    back   numbers are asked for, instead of keys
+    back   look up keys by numbers, instead of numbers by keys
 
-    Raises BadInput: no such type, or nodes that have numbers alone.
+    Raises BadInput: no such type, or nodes without keys.
     """
     types = [t for t in store.manifest.types if node_type in ("", t.name)]
     if not types:
@@ -121,6 +121,6 @@ def lookup(
 
 
 def _is_integer(text: str) -> bool:
-    """Whether it is one of 8 bytes."""
+    """Whether a text is an int64."""
     digits = text.removeprefix("-")
     return len(digits) < 20 and digits.isdecimal() and -(2**63) <= int(text) < 2**63

@@ -1,4 +1,4 @@
-"""What a graph in a store is like: degrees, isolated nodes, labels, splits; in one pass; as text.
+"""Statistics of a store's graph, found in one pass: degrees, isolated nodes, labels, splits.
 
 Memory: a byte a node, a number for each degree that occurs, and buffers of a few MiB.
 """
@@ -27,7 +27,7 @@ from preprocess.sources.source import Source
 
 _BAR = 30  # characters
 _BUFFER_BYTES = 4 << 20
-_MOST_CLASSES = 1 << 16  # labels of more values are numbers
+_MOST_CLASSES = 1 << 16  # labels with more values count as numbers
 _TOP = 5
 
 
@@ -49,7 +49,7 @@ class Degrees:
     mean: float
     p99: int
     max: int
-    histogram: tuple[Bin, ...]  # 0, 1, 2-3, 4-7, ...: from the least to the greatest
+    histogram: tuple[Bin, ...]  # degrees 0, 1, 2-3, 4-7, ..., ascending
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class RelationSummary:
     num_edges: int
     num_source_edges: int  # before reverses were added, or edges dropped
     degrees: Degrees
-    splits: Mapping[str, int]  # edges in each
+    splits: Mapping[str, int]  # number of edges in each
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ class ClassCount:
 class Labels:
     kind: str  # "classes", "multi-label" or "numbers"
     num_labelled: int
-    num_classes: int  # that occur, or columns; 0 for numbers
+    num_classes: int  # classes that occur, or columns; 0 for numbers
     top: tuple[ClassCount, ...]  # the most frequent ones first
-    least: float | None = None  # of numbers
+    least: float | None = None  # for labels that are numbers
     mean: float | None = None
     greatest: float | None = None
 
@@ -86,7 +86,7 @@ class TypeSummary:
     num_nodes: int
     num_isolated: int  # without any edge, in or out, in any relation
     labels: Labels | None
-    splits: Mapping[str, int]  # nodes in each
+    splits: Mapping[str, int]  # number of nodes in each
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +120,13 @@ def summarise(store: Store, progress: Progress) -> StoreSummary:
 
 
 def count_values(values: NDArray[Any], totals: Counter[int]) -> None:
-    """How often each value occurs is added to what has been counted."""
+    """Add the number of times that each value occurs to `totals`."""
     found, counts = np.unique(values, return_counts=True)
     totals.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
 
 
 def degrees_of(totals: Counter[int]) -> Degrees:
-    """What nodes of each degree amount to; all 0 where there are no nodes."""
+    """Statistics from the number of nodes of each degree; all 0 if there are no nodes."""
     if not totals:
         return Degrees(0, 0, 0.0, 0, 0, ())
     values, counts = (np.array(each) for each in zip(*sorted(totals.items()), strict=True))
@@ -146,7 +146,7 @@ def degrees_of(totals: Counter[int]) -> Degrees:
 
 
 def _bins(values: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Bin, ...]:
-    """0, then powers of two."""
+    """Bins for 0, then by powers of two."""
     bits = [int(v).bit_length() for v in values.tolist()]
     total = np.bincount(bits, weights=counts, minlength=bits[-1] + 1).astype(np.int64)
     return tuple(
@@ -157,9 +157,9 @@ def _bins(values: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Bin, ..
 def _scan_graph(
     store: Store, relation: Relation, has_edge: NDArray[np.uint8]
 ) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Degrees of the columns that start in each block, and the edges that lie there.
+    """(degrees of the columns that start in a block, edges in the block), for each block.
 
-    has_edge   uint8 (num_nodes of all types,)   1 for both ends of every edge
+    has_edge   uint8 (num_nodes of all types,)   out: 1 for both ends of every edge
     """
     for _, block in graph_blocks(store, relation, _BUFFER_BYTES):
         degrees, header = block.degrees_here(), block.header
@@ -201,7 +201,7 @@ def _summarise_labels(store: Store, label: RowArray) -> Labels:
 
 
 def _multi_label(store: Store, label: RowArray) -> Labels:
-    """Columns are classes; a row of -1 or NaN alone has no label."""
+    """Columns are classes; a row that has only -1 or NaN has no label."""
     positive, labelled = np.zeros(label.row_items, np.int64), 0
     for _, rows in scan_rows(store, label, _BUFFER_BYTES):
         values = rows.reshape(rows.shape[0], -1)
@@ -229,12 +229,12 @@ def _numbers(store: Store, label: RowArray) -> Labels:
 
 @dataclass(frozen=True, slots=True)
 class IngestSummary:
-    """What an ingest has made, and what it took."""
+    """The store that an ingest has made, and its cost."""
 
     graph: StoreSummary
     source_bytes: int
     store_bytes: int
-    elapsed_s: float  # of all stages, those of earlier runs too
+    elapsed_s: float  # of all stages, those of earlier runs included
     peak_bytes: int  # of memory, in this run
     stages: tuple[StageResult, ...]
     quantization: tuple[QuantizationError, ...]
@@ -268,7 +268,7 @@ def made_line(target: Path, manifest: Manifest) -> str:
 
 
 def advice_lines(manifest: Manifest) -> list[str]:
-    """What training on the store would lack, and the option of ingest that gives it."""
+    """What training on the store would lack, with the ingest option that provides it."""
     lines, reached = [], {r.dst for r in manifest.relations}
     lonely = [t.name for t in manifest.types if t.name not in reached and (t.label or t.splits)]
     if lonely and manifest.relations:  # nothing can be sampled
@@ -310,7 +310,7 @@ def summary_text(found: IngestSummary) -> str:
 
 
 def graph_text(found: StoreSummary) -> str:
-    """The part that a store says by itself."""
+    """The part of a summary that depends on the store alone."""
     lines: list[str] = []
     for t in found.types:
         lines += _type_lines(t)

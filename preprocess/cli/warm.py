@@ -1,4 +1,4 @@
-"""Compiling ahead: small stores are made and sampled from, so that the cache has the kernels."""
+"""Compile kernels ahead of use, by making small stores and sampling from them."""
 
 import tempfile
 from pathlib import Path
@@ -25,13 +25,13 @@ from preprocess.pipeline.progress import Progress
 from preprocess.sources.layouts import open_source
 
 _NODES, _EDGES = 40_000, 1_000_000
-_ROOMY, _TIGHT = "256M", "24M"  # all in memory; and less than the graph and its rows take
+_ROOMY, _TIGHT = "256M", "24M"  # everything in memory; less than the graph and its rows take
 _OWNERS = "servers"
 _LAST = Temporal(times="edges", strategy="last")
 _TYPED = {"node_types": {"a": 2_000, "b": 2_000}, "relations": ["a|to|b", "b|to|a", "a|to|a"]}
 
 
-_USES: tuple[tuple[str, dict[str, Any]], ...] = (  # memory of a daemon, and what is asked of it
+_USES: tuple[tuple[str, dict[str, Any]], ...] = (  # memory of a daemon, and a session's request
     (_ROOMY, {"plan": "minibatch"}),
     (_TIGHT, {"plan": "minibatch"}),
     (_ROOMY, {"num_neighbors": (-1, 3)}),
@@ -50,14 +50,14 @@ _USES: tuple[tuple[str, dict[str, Any]], ...] = (  # memory of a daemon, and wha
     (_ROOMY, {"edges": SeedEdges(), "split": "all", "edge_times": True, "temporal": _LAST}),
     (_ROOMY, {"plan": "saint-walk", "return_e_id": True}),
     (_ROOMY, {"plan": "shadow", "batch_size": 100}),
-    (_ROOMY, {"seed_type": "b"}),  # of the store of several types
+    (_ROOMY, {"seed_type": "b"}),  # from the store of several types
 )
 
 
 def warm(progress: Progress) -> str:
-    """Compile what ingest, a daemon and a trainer need; returns where it is kept.
+    """Compile the kernels of ingest, a daemon and a trainer; returns the cache folder.
 
-    Raises NotServed: nowhere.
+    Raises NotServed: there is no usable cache folder.
     """
     folder = cache_folder(page_crcs)
     if folder is None:
@@ -80,7 +80,7 @@ def warm(progress: Progress) -> str:
 
 
 def _ingest(place: Path, progress: Progress) -> None:
-    """A store of one type with all that edges may have, hops and owners, and one of two types."""
+    """Make a store of one type with all edge arrays, hops and owners, and one of two types."""
     random = np.random.default_rng(0)
     plain, typed = place / "plain", place / "typed"
     for folder in (plain, typed):
@@ -113,7 +113,7 @@ def _ingest(place: Path, progress: Progress) -> None:
 
 
 def _gather() -> None:
-    """What a client calls of its own, on an arena that it cannot write."""
+    """Call the kernels that clients run themselves, on a read-only arena."""
     arena = np.zeros(4096, np.uint8)
     arena.flags.writeable = False
     addresses, out = np.zeros(1, np.uint64), np.zeros(8, np.uint8)

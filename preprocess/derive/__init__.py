@@ -1,1 +1,1 @@
-"""Derived features: one more array, out of neighbors' rows."""
+"""Derived features: a new array computed from the rows of neighbors."""

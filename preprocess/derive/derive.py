@@ -1,8 +1,8 @@
-"""Features of a type out of its neighbors' into a store: one more array, within one budget.
+"""Derive features of a type from those of its neighbors, as a new array, within a memory budget.
 
 The rows of a target's neighbors are added in the order of their store ids, in float32, whatever
-the memory and the threads.  Sums of all targets are in memory, of as many columns as fit: edges
-and rows pass by in order, once for each slice of columns.
+the memory and the threads.  The sums of all targets are in memory, for as many columns as fit:
+edges and rows are read in order, once for each slice of columns.
 """
 
 from collections.abc import Generator, Iterator
@@ -46,22 +46,22 @@ from preprocess.stages.slots import SlotCopies
 
 THREADS = 3
 _STEP = 1 << 14  # targets whose sums are finished together
-_PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
+_PIPELINE = 1  # increased when stages or their files change: older work folders are not resumed
 # temporary files: neighbors of each target, edges of each origin, edges by origin
 _COUNTS, _BY_ORIGIN, _ORIGINS, _TARGETS = "counts", "by-origin", "origins", "targets"
 
-# (origins ascending, targets): numbers in their types
+# (origins ascending, targets), as numbers inside their types
 Edges = Iterator[tuple[NDArray[Any], NDArray[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
 class DeriveResult(Ran):
-    """What has been added to a store."""
+    """The derived array, and the cost of the run."""
 
     manifest: Manifest
     resolved: ResolvedDerivation
     plan: DerivePlan
-    without_neighbors: int  # targets: their rows are zeros
+    without_neighbors: int  # targets without neighbors, whose rows are zeros
     quantization: QuantizationError | None
     stages: tuple[StageResult, ...]
 
@@ -92,8 +92,8 @@ def derive(
     """Add the array to the store at `path`.
 
     Raises BadInput, BudgetTooSmall, OutOfSpace, StoreBusy, StoreExists, NotAStore, CorruptBlock;
-    the store is as it was then.  When the disk fills up, or the run is stopped, finished stages
-    stay beside the store, and the same call goes on after them.
+    the store is unchanged then.  If the disk fills up, or the run is stopped, finished stages stay
+    beside the store, and the same call resumes after them.
     """
     path = path.resolve()
 
@@ -119,7 +119,7 @@ def derive(
             run = DeriveRun(work, progress, extender, extender.store, pool, threads)
             run.execute(stages[:1])
             counted = run.facts(made.name("edges"))
-            plan_derivation(  # it may refuse
+            plan_derivation(  # may raise BudgetTooSmall
                 extender.store.manifest, resolved, mem_bytes, counted["longest"]
             )
             run.execute(stages[1:])
@@ -146,7 +146,7 @@ class DeriveStages:
     ) -> None:
         self._manifest, self.resolved, self.plan, self._op = manifest, resolved, plan, op
         self._feature, self._items = resolved.feature, resolved.feature.row_items
-        self._one = plan.num_slices == 1  # sums of all columns are in memory
+        self._one = plan.num_slices == 1  # whether sums of all columns fit in memory
 
     def name(self, stage: str) -> str:
         return f"{self.resolved.array.path}: {stage}"
@@ -179,7 +179,7 @@ class DeriveStages:
         return [*made, Stage(resolved.array.path, cost, self._commit, ends=True)]
 
     def _slice_stages(self, rows: int, listed: int) -> list[Stage[DeriveRun]]:
-        """Columns to files, a slice each; then the sums of each slice."""
+        """Write each slice of columns to a file; then compute the sums of each slice."""
         plan, origins = self.plan, self.resolved.origin.num_nodes
         files = {f"x.{i}": 4 * origins * plan.width for i in range(plan.num_slices)}
         cost = Cost(rows, sum(files.values()))
@@ -195,7 +195,7 @@ class DeriveStages:
         return self.name(f"slice {number + 1} of {self.plan.num_slices}")
 
     def _count(self, run: DeriveRun) -> Facts:
-        """Neighbors of each target; of each origin too if edges must be sorted."""
+        """Count the neighbors of each target, and of each origin if edges must be sorted."""
         target, origin, relation, outward = self.resolved[:4]
         counts = np.zeros(target.num_nodes, np.uint32)
         by_origin = np.zeros(0 if outward else origin.num_nodes, np.uint32)
@@ -215,7 +215,7 @@ class DeriveStages:
         return {"without": without, "longest": longest}
 
     def _check(self, store: Store, ids: NDArray[Any], first: int, num_nodes: int) -> None:
-        """Kernels index by ids unchecked.  Raises CorruptBlock: one is out of range."""
+        """Check ids, as kernels do not.  Raises CorruptBlock: an id is out of range."""
         if ids.size and not first <= int(ids.min()) <= int(ids.max()) < first + num_nodes:
             raise CorruptBlock(
                 f"{store.path / self.resolved.relation.path}: ids {ids.min()} to "
@@ -234,13 +234,13 @@ class DeriveStages:
             ArrayFile(run.path(_ORIGINS), self.resolved.origin_dtype) as origins,
             ArrayFile(run.path(_TARGETS), widths.node) as targets,
         ):
-            for columns in made:  # a bucket: sums will have the memory that their names take
+            for columns in made:  # a bucket; its origins take memory that is reserved for sums
                 names = np.arange(columns.first, columns.first + columns.degrees.size)
                 origins.append(np.repeat(names.astype(origins.dtype), columns.degrees))
                 targets.append(columns.sources)
 
     def _records(self, store: Store) -> Iterator[RawEdges]:
-        """Edges as columns of origins: what sorts them."""
+        """Edges with origins as columns, so that sorting orders them by origin."""
         target, origin, relation = self.resolved[:3]
         none = np.empty(0, np.int64)
         for targets, sources in stored_edges(store, relation, self.plan.piece_edges):
@@ -248,7 +248,7 @@ class DeriveStages:
             yield ready(Records(dst - origin.first, src - target.first, none))
 
     def _edges(self, run: DeriveRun) -> Edges:
-        """All edges, by origin: as they lie, or as they were sorted."""
+        """All edges by origin: in block order, or from the sorted files."""
         target, origin, relation, outward = self.resolved[:4]
         most = self.plan.piece_edges
         if outward:
@@ -273,7 +273,7 @@ class DeriveStages:
         )  # fmt: skip
 
     def _rows(self, run: DeriveRun, number: int) -> Generator[NDArray[np.float32]]:
-        """Rows of the origin in order: columns of a slice, or all of them."""
+        """Rows of the origin type in order, with the columns of a slice, or all of them."""
         plan = self.plan
         if self._one:
             return floats_ahead(run.store, self._feature, plan.scan_bytes, plan.lanes)
@@ -287,7 +287,7 @@ class DeriveStages:
         return read_ahead(read())
 
     def _sums(self, run: DeriveRun, number: int) -> NDArray[np.float32]:
-        """The rows of all targets, of a slice; float32 (targets, width)."""
+        """The new rows of all targets in one slice: float32 (targets, width)."""
         plan, first = self.plan, 0
         none: tuple[NDArray[Any], NDArray[Any]] = (np.empty(0), np.empty(0))
         counts = load_array(run.path(_COUNTS), np.uint32)
@@ -330,7 +330,7 @@ class DeriveStages:
         targets: NDArray[Any],
         sums: NDArray[np.float32],
     ) -> None:
-        """Columns are shared out among threads: each number has its sum made by one."""
+        """Add rows; threads take different columns, so each sum is made by a single thread."""
         width = sums.shape[1]
 
         def kernel(low: int, high: int) -> None:
@@ -354,7 +354,7 @@ class DeriveStages:
         return {"most": self._greatest(sums).tolist()}
 
     def _greatest(self, sums: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Largest magnitude of each column, if it gives the scale of int8.  Raises BadInput."""
+        """Largest magnitude of each column if int8 needs a scale, else 0.  Raises BadInput."""
         most = np.zeros(sums.shape[1], np.float32)
         if not self.resolved.array.scale_path:
             return most
@@ -370,7 +370,7 @@ class DeriveStages:
         return most
 
     def _commit(self, run: DeriveRun) -> None:
-        """Write the array and its copies; the store has them then."""
+        """Write the array and its copies, and publish them in the store."""
         plan, target, step = self.plan, self.resolved.target.num_nodes, self.plan.piece_rows
         if self._one:
             sums = self._sums(run, 0)
@@ -392,7 +392,7 @@ class DeriveStages:
     def _write(
         self, run: DeriveRun, pieces: Iterator[NDArray[np.float32]], most: NDArray[np.float32]
     ) -> None:
-        """Rows in the dtype of the store; `most`: of the scale of int8."""
+        """Write rows in the dtype of the array; `most`: as `_greatest` returns it."""
         array, done = self.resolved.array, 0
         quantizer = Quantizer(array.path, most / np.float32(127)) if array.scale_path else None
         if quantizer is not None:
@@ -413,7 +413,7 @@ class DeriveStages:
         run.quantization = quantizer.report() if quantizer else None
 
     def _copy_slots(self, run: DeriveRun, copies: RowArray) -> None:
-        """Rows of the new array once more, for the halo of its type."""
+        """Copy rows of the new array for the halo of its type."""
         resolved, manifest = self.resolved, run.store.manifest
         halo = resolved.target.halo
         assert halo is not None

@@ -1,4 +1,4 @@
-"""What deriving features is about, and what it will take: names, memory, passes, disk.  Pure."""
+"""Resolve the names of a derivation, and plan its memory, passes and disk space.  Pure."""
 
 from dataclasses import MISSING, dataclass
 from typing import ClassVar, Literal, NamedTuple
@@ -36,17 +36,17 @@ Op = Literal["mean", "sum", "max"]
 
 _FIXED_BYTES = 4 << 20  # Zarr metadata, small buffers
 _EDGE_BLOCKS = 6  # a graph block being read, its targets, degrees and offsets
-_CRC_BYTES = 16  # a page of the array being written
+_CRC_BYTES = 16  # for each page of the array being written
 _MIN_SHARE = 4 << 20
 _LINE_ITEMS = 16  # float32 in a cache line
 _MOST_PIECE = 8 << 20
 _MOST_EDGES = 1 << 18
-_PIECE_EDGE_BYTES = 96  # an edge in all copies that are on their way
+_PIECE_EDGE_BYTES = 96  # memory of an edge in all its copies
 
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """What is asked for, by name."""
+    """Options of a derivation, with names that are looked up in the store."""
 
     panel: ClassVar = "Features"
     node_type: str = flag(MISSING, "of the nodes that get features", "--type")
@@ -54,36 +54,36 @@ class Derivation:
     relation: str = flag(MISSING, "between them: its name, or src-name-dst")
     op: Op = flag("mean", "over the rows of a node's neighbors")
     name: str = flag("x", "of the new array")
-    # of the origin; empty: its only one, or "x"
+    # of the origin type; empty: "x", or its only one
     feature: str = flag("", "which of several features", show_default=False)
     dtype: FeatureDtype | None = flag(None, "of the new array; else as the origin's")
 
 
 class ResolvedDerivation(NamedTuple):
-    """The same, found in a manifest."""
+    """A `Derivation` whose names were found in a manifest."""
 
     target: NodeType
     origin: NodeType
     relation: Relation
-    outward: bool  # targets are the relation's sources: it lists their edges by origin
+    outward: bool  # targets are the relation's sources, so its edges are ordered by origin
     feature: RowArray
     array: RowArray  # the new one
     name: str
-    copies: RowArray | None  # its rows once more, for the halo of the target
+    copies: RowArray | None  # copies of its rows for the halo of the target type
 
     @property
     def origin_dtype(self) -> str:
-        """Of an origin's number in its type."""
+        """Dtype of an origin's number in its type."""
         return "uint32" if self.origin.num_nodes < 2**32 else "uint64"
 
     @property
     def widths(self) -> Widths:
-        """Of edges that are sorted by origin."""
+        """Widths of edges while they are sorted by origin."""
         num_nodes = self.target.num_nodes
         return Widths.of("uint32" if num_nodes < 2**32 else "uint64", num_nodes, None, 0)
 
     def extended(self, manifest: Manifest) -> Manifest:
-        """The manifest with the new array; its fingerprint is to be made."""
+        """The manifest with the new array, without an updated fingerprint."""
         features = {**self.target.features, self.name: self.array}
         target = msgspec.structs.replace(self.target, features=features)
         if self.copies is not None and target.halo is not None:
@@ -97,17 +97,17 @@ class ResolvedDerivation(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class DerivePlan(SlicedPlan):
     share: int  # bytes for sums, or sorting
-    buffer: int  # of each of two buffers of the array being written
-    scan_bytes: int  # of blocks of rows, read at a time
-    lanes: int  # threads that read them
-    piece_rows: int  # rows on their way together, if it is not by blocks
+    buffer: int  # bytes of each of the two buffers of the array being written
+    scan_bytes: int  # bytes of row blocks to read at a time
+    lanes: int  # threads that read row blocks
+    piece_rows: int  # rows to process at a time, except while blocks are read
     piece_edges: int
-    sort_bytes: int  # for sorting edges
-    array_bytes: int  # on disk, for good
+    sort_bytes: int  # bytes for sorting edges
+    array_bytes: int  # permanent bytes on disk
 
 
 def resolve(manifest: Manifest, derivation: Derivation, where: str) -> ResolvedDerivation:
-    """Find what is named in a store, which is at `where`.  Raises BadInput."""
+    """Look up the names in a store's manifest; `where`: path of the store.  Raises BadInput."""
     target = _find_type(manifest, derivation.node_type, f"{where}: --type")
     origin = _find_type(manifest, derivation.origin, f"{where}: --from")
     relation = _find_relation(manifest, derivation, f"{where}: --relation")
@@ -120,7 +120,7 @@ def resolve(manifest: Manifest, derivation: Derivation, where: str) -> ResolvedD
     array = _new_array(manifest, target, feature, derivation, where)
     outward = relation.src == target.name and relation.dst != target.name
     copies = None
-    if target.halo is not None:  # a row a slot; the scale of int8 stays that of the array
+    if target.halo is not None:  # one row for each slot, with the array's own int8 scale
         path = halo_paths(target.name).feature(derivation.name)
         copies = msgspec.structs.replace(array, path=path, num_rows=target.halo.nodes.num_rows)
     return ResolvedDerivation(
@@ -137,7 +137,7 @@ def _find_type(manifest: Manifest, name: str, where: str) -> NodeType:
 
 
 def _find_relation(manifest: Manifest, derivation: Derivation, where: str) -> Relation:
-    """By name, of those between both types; a type with itself: its in-edges are meant."""
+    """Find a relation between both types by name; if they are the same, in-edges are used."""
     ends = {derivation.node_type, derivation.origin}
     named = [r for r in manifest.relations if derivation.relation in (r.name, r.title)]
     joining = [r.title for r in manifest.relations if {r.src, r.dst} == ends]
@@ -176,11 +176,11 @@ def _new_array(
 def plan_derivation(
     manifest: Manifest, resolved: ResolvedDerivation, mem_bytes: int, longest: int = 0
 ) -> DerivePlan:
-    """Share out --mem.
+    """Divide --mem.
 
-    longest   edges of the origin that has the most, if they are to be sorted and it is known
+    longest   most edges of one origin, if edges must be sorted and it is known
 
-    Raises BudgetTooSmall with the minimum that would do.
+    Raises BudgetTooSmall with the minimum.
     """
     feature, num_nodes, sort_need = resolved.feature, resolved.target.num_nodes, 0
     if not resolved.outward:
@@ -222,7 +222,7 @@ def plan_derivation(
 
 
 def _num_slices(columns: int, fitting: int) -> int:
-    """So many that a slice has whole cache lines, if as many as one line fit."""
+    """Number of slices, such that a slice has whole cache lines if at least one line fits."""
     if columns <= fitting:
         return 1
     width = fitting // _LINE_ITEMS * _LINE_ITEMS or max(1, fitting)
@@ -230,12 +230,12 @@ def _num_slices(columns: int, fitting: int) -> int:
 
 
 def _reading(feature: RowArray, scan_bytes: int) -> int:
-    """Memory of a thread that reads rows ahead: of what it reads 2, of that in float32 4."""
+    """Memory of a thread that reads ahead: 2 copies of stored rows, and 4 of rows in float32."""
     return 2 * scan_bytes + 4 * (scan_bytes * 4 // ITEM_BYTES[feature.dtype])
 
 
 def _table_bytes(manifest: Manifest, resolved: ResolvedDerivation) -> int:
-    """What stays in memory beside the share: counts, checksums, blocks of edges."""
+    """Bytes in memory beside the share: counts, checksums, blocks of edges."""
     counts = 4 * resolved.target.num_nodes
     if not resolved.outward:
         counts += 4 * resolved.origin.num_nodes
@@ -243,6 +243,6 @@ def _table_bytes(manifest: Manifest, resolved: ResolvedDerivation) -> int:
     largest = max(ITEM_BYTES[dtype] * size for _, dtype, size in side_arrays(manifest))
     graph = resolved.relation.num_blocks * (manifest.block_bytes // PAGE_BYTES * 4 + 8)
     blocks = _EDGE_BLOCKS * manifest.block_bytes
-    if resolved.copies:  # when counts are gone
+    if resolved.copies:  # made after the counts have been freed
         counts = max(counts, SLOT_BYTES * resolved.copies.num_rows)
     return counts + _CRC_BYTES * pages + largest + graph + blocks + _FIXED_BYTES

@@ -1,1 +1,1 @@
-"""A store back into a plain layout."""
+"""Export a store to a plain layout."""

@@ -1,7 +1,7 @@
-"""What a store holds into npy files: rows, dense or sparse, and the edges of a relation.
+"""Export rows, dense or sparse, and the edges of a relation, to npy files.
 
-With edge ids edges are in the source's order, without what ingest dropped or added.  Without: all
-of them, by (target, source), equal ones as they are stored.  Their arrays stand in their order.
+With edge ids, edges are in the source's order, without those that ingest dropped or added.  Without
+ids, all edges are in the order of (target, source), then of the store.  So are their arrays.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,16 +36,16 @@ from preprocess.stages.edge_places import EdgePlaces, Identified, Pieces, rows_b
 from preprocess.stages.rows import Emit
 
 SCAN_BYTES = 4 << 20
-_STEP_BYTES = 1 << 20  # that are converted, or looked through for zeros, at a time
+_STEP_BYTES = 1 << 20  # converted, or searched for zeros, at a time
 _IDS = "edge_ids"  # temporary file
 _PIECE_IDS = 1 << 18
-_EDGE_TEMPORARY = 40  # bytes of an edge on its way: sorted, with its id, its place and its row's
+_EDGE_TEMPORARY = 40  # temporary bytes of an edge: sorted, with its id, its place and its row's
 
 Read = Callable[[Store], Iterator[NDArray[Any]]]
 
 
 class TypeIds(NamedTuple):
-    """A node type: store id of its first node, and the original id of each."""
+    """Ids of a node type: the store id of its first node, and all original ids."""
 
     first: int
     original: NDArray[Any]
@@ -53,18 +53,18 @@ class TypeIds(NamedTuple):
 
 @dataclass(eq=False)
 class ExportRun(PipelineRun):
-    """The store that is read, and the memory for it."""
+    """The run of an export: the store that is read, and the memory budget."""
 
     store: Store
     mem_bytes: int
-    share: int  # of these, for chunks and buckets
+    share: int  # part of `mem_bytes` for chunks and buckets
     _ids: dict[str, TypeIds] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.result.mkdir(exist_ok=True)
 
     def ids(self, name: str) -> TypeIds:
-        """Of a type; they stay in memory."""
+        """Ids of a type, which are loaded once and stay in memory."""
         if name not in self._ids:
             t = next(t for t in self.store.manifest.types if t.name == name)
             self._ids[name] = TypeIds(t.first, read_rows(self.store, t.original_id))
@@ -75,21 +75,21 @@ ExportStage = Stage[ExportRun]
 
 
 def written_dtype(array: RowArray) -> np.dtype[Any]:
-    """Of an array in its npy file: bfloat16 and scaled int8 become float32."""
+    """Dtype of an array in its npy file: bfloat16 and scaled int8 become float32."""
     wide = array.dtype == "bfloat16" or array.scale_path
     return np.dtype(np.float32) if wide else numpy_dtype(array.dtype)
 
 
 def written_bytes(array: RowArray) -> int:
-    """Of an npy file of the array, dense."""
+    """Bytes of the array as a dense npy file."""
     return array.num_rows * array.row_items * written_dtype(array).itemsize
 
 
-Place = Callable[[ExportRun, Emit], None]  # hands over rows in their order
+Place = Callable[[ExportRun, Emit], None]  # passes rows in their order to `Emit`
 
 
 def write_dense(stem: str, array: RowArray, num_rows: int, place: Place, run: ExportRun) -> None:
-    """`<stem>.npy`."""
+    """Write rows to `<stem>.npy`."""
     shape = (num_rows, *array.row_shape)
     with NpyWriter(run.result / f"{stem}.npy", shape, written_dtype(array)) as out:
         steps = _steps(run, array)
@@ -102,9 +102,9 @@ def write_dense(stem: str, array: RowArray, num_rows: int, place: Place, run: Ex
 
 
 def write_csr(stem: Callable[[str], str], array: RowArray, place: Place, run: ExportRun) -> None:
-    """Dense rows as the CSR matrix that they came from; zeros are not kept.
+    """Write dense rows as the CSR matrix that they came from, without zeros.
 
-    stem   of the file of a part
+    stem   part -> name of its file
     """
     nnz = 0
     paths = [run.result / f"{stem(part)}.npy" for part in CSR_PARTS]
@@ -131,7 +131,7 @@ def write_csr(stem: Callable[[str], str], array: RowArray, place: Place, run: Ex
 
 
 def copy_rows(stem: str, array: RowArray, run: ExportRun) -> None:
-    """Rows in the order in which they are stored."""
+    """Write rows in the order in which they are stored."""
 
     def place(run: ExportRun, emit: Emit) -> None:
         for rows in _rows_of(array, run.store):
@@ -141,7 +141,7 @@ def copy_rows(stem: str, array: RowArray, run: ExportRun) -> None:
 
 
 def _steps(run: ExportRun, array: RowArray) -> Callable[[NDArray[Any]], Iterator[NDArray[Any]]]:
-    """Rows as they are written, some at a time."""
+    """A function that converts rows to the written dtype, some at a time."""
     dtype = written_dtype(array)
     step = max(1, _STEP_BYTES // max(1, array.row_items * dtype.itemsize))
     scale = run.store.scale(array).reshape(array.row_shape) if array.scale_path else None
@@ -155,7 +155,7 @@ def _steps(run: ExportRun, array: RowArray) -> Callable[[NDArray[Any]], Iterator
 
 
 class EdgeExport:
-    """One relation.  Its stages raise BudgetTooSmall, OutOfSpace, CorruptBlock."""
+    """The export of one relation.  Stages raise BudgetTooSmall, OutOfSpace, CorruptBlock."""
 
     def __init__(self, relation: Relation, names: PlainNames) -> None:
         self._relation, self._names = relation, names
@@ -166,7 +166,7 @@ class EdgeExport:
         self._id_dtype = relation.edge_id_dtype or place_dtype(relation.num_edges)
         lists = any(not a.row_shape for a in relation.splits.values())
         rows = relation.has_weights or relation.has_times or bool(relation.features)
-        self._wanted = rows or (lists and self._has_ids)  # ids of the edges, by those after them
+        self._wanted = rows or (lists and self._has_ids)  # whether later stages need edge ids
 
     def stages(self) -> list[ExportStage]:
         """Edges, then their arrays and splits."""
@@ -222,9 +222,9 @@ class EdgeExport:
             )
 
     def _write_by_id(self, run: ExportRun) -> tuple[int, int]:
-        """By edge id; if they are wanted, ids in the order of the store go to a file.
+        """Write edges by edge id and, if wanted, a file of the ids in the order of the store.
 
-        Returns how many edges, and the largest number of a node.
+        Returns the number of edges, and the largest number of a node.
         """
         relation = self._relation
 
@@ -244,8 +244,8 @@ class EdgeExport:
         return count, self._write_ends(run, count, flat)
 
     def _write_sorted(self, run: ExportRun) -> tuple[int, int]:
-        """By (target, source); if they are wanted, places of all edges, in the order of the
-        store, go to a file.  Returns as `_write_by_id`.
+        """Write edges by (target, source) and, if wanted, a file of the new positions of edges in
+        the order of the store.  Returns the same as `_write_by_id`.
         """
         relation, wanted = self._relation, self._wanted
         num_edges = relation.num_edges
@@ -273,14 +273,14 @@ class EdgeExport:
         return num_edges, most_node
 
     def _counted(self, run: ExportRun) -> Iterator[RawEdges]:
-        """Edges, with their places in the store as ids."""
+        """Edges, with their positions in the store as ids."""
         done = 0
         for dst, src, _ in self._records(run):
             yield ready(Records(dst, src, np.arange(done, done + dst.size)))
             done += dst.size
 
     def _write_ends(self, run: ExportRun, count: int, pieces: Pieces) -> int:
-        """Sources, numbered 0, and targets, numbered 1, in turn; returns the largest, or -1."""
+        """Write (0, sources) and (1, targets), in turn; returns the largest id, or -1."""
         done, most_node = 0, -1
         with NpyWriter(run.result / f"{self.stem}.npy", (2, count), np.int64) as out:
             for row, values in pieces:
@@ -296,7 +296,7 @@ class EdgeExport:
         return most_node
 
     def _write_array(self, stem: str, array: RowArray, read: Read, run: ExportRun) -> None:
-        """In the order of the edges."""
+        """Write an edge array in the order of the written edges."""
         count = self._count(run)
 
         def identified(ids: ArrayFile) -> Identified:
@@ -319,7 +319,7 @@ class EdgeExport:
         write_dense(stem, array, count, place, run)
 
     def _write_split(self, stem: str, array: RowArray, run: ExportRun) -> None:
-        """Pairs as they are; positions as those of the edges that are written."""
+        """Write a split: pairs as they are, positions as those in the written edges."""
         if array.row_shape or (self._has_ids and self._count(run) == self._num_ids):
             copy_rows(stem, array, run)
         elif not self._has_ids:
@@ -331,7 +331,7 @@ class EdgeExport:
             self._write_positions(stem, array, run)
 
     def _write_positions(self, stem: str, array: RowArray, run: ExportRun) -> None:
-        """Positions among the edges that were not dropped; those that were are left out."""
+        """Write positions counted among the edges that ingest kept, without those it dropped."""
         need = 16 * (self._num_ids // 64 + 1)
         if need > run.share // 2:
             minimum = run.mem_bytes + 2 * need
@@ -358,7 +358,7 @@ def _rows_of(array: RowArray, store: Store) -> Iterator[NDArray[Any]]:
 
 
 class _KeptIds:
-    """Which ids there are, and how many of them before each: 16 bytes for 64 ids."""
+    """A set of ids that gives the rank of each in it, in 16 bytes for 64 ids."""
 
     def __init__(self, num_ids: int) -> None:
         self._num_ids = num_ids
@@ -366,7 +366,7 @@ class _KeptIds:
         self._before = np.zeros(0, np.int64)
 
     def add(self, ids: NDArray[Any]) -> None:
-        """More ids; those that are too large are left out."""
+        """Add ids; those that are too large are ignored."""
         ids = ids[ids < self._num_ids].astype(np.int64)
         np.bitwise_or.at(self._words, ids >> 6, np.uint64(1) << (ids & 63).astype(np.uint64))
 
@@ -375,7 +375,7 @@ class _KeptIds:
         self._before = np.cumsum(counts) - counts
 
     def places(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """For each id that is there, how many smaller ones are."""
+        """The rank of each id that is in the set; other ids are left out."""
         word, bit = ids >> 6, np.uint64(1) << (ids & 63).astype(np.uint64)
         there = (self._words[word] & bit) != 0
         word, bit = word[there], bit[there]
@@ -385,7 +385,7 @@ class _KeptIds:
 
 
 def _ends(columns: Iterator[WholeColumns], places: EdgePlaces | None) -> Pieces:
-    """Sources, numbered 0, and targets, numbered 1, in turn; edge ids go to `places`."""
+    """(0, sources) and (1, targets) of columns, in turn; edge ids go to `places`."""
     for c in columns:
         if places is not None:
             assert c.edge_ids is not None

@@ -1,9 +1,9 @@
-"""A store back into a plain layout, in bounded memory.
+"""Export a store to a plain layout, in bounded memory.
 
 A store of one type "node" and one relation "to" becomes the layout "plain", any other
-"plain-hetero".  Features, labels and splits come out as they came in; bfloat16 as the float32 of
-the same value, int8 with a scale as the float32 that it stands for.  Edges come out in the source's
-order, without added reverses, where the store kept edge ids; else all of them, by (target, source).
+"plain-hetero".  Features, labels and splits are as in the source, except that bfloat16 and int8
+with a scale become float32 numbers of the same value.  If the store has edge ids, edges are in the
+source's order, without added reverses; otherwise all edges are written, by (target, source).
 Relations that ingest added are left out.
 """
 
@@ -49,17 +49,17 @@ from preprocess.sources.plain_names import (
 from preprocess.sources.source import NODE
 from preprocess.stages.rows import Emit, place_rows
 
-_PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
+_PIPELINE = 1  # increased when stages or their files change: older work folders are not resumed
 _NODE_BYTES = 16  # original id 4 or 8, count 4
 _FIXED_BYTES = 8 << 20
-_STEP = 1 << 18  # ids looked at together
+_STEP = 1 << 18  # ids processed together
 
 
 def export(store: Store, folder: Path, progress: Progress, mem_bytes: int = 1 << 30) -> None:
     """Write the folder.
 
-    Raises StoreExists, BudgetTooSmall, CorruptBlock, OutOfSpace.  When the run is stopped, or the
-    disk fills up, finished stages stay beside the folder, and the same call goes on after them.
+    Raises StoreExists, BudgetTooSmall, CorruptBlock, OutOfSpace.  If the run is stopped, or the
+    disk fills up, finished stages stay beside the folder, and the same call resumes after them.
     """
     check_free(folder)
     share = _plan_memory(store.manifest, mem_bytes)
@@ -72,7 +72,7 @@ def export(store: Store, folder: Path, progress: Progress, mem_bytes: int = 1 <<
 
 
 def _plan_memory(manifest: Manifest, mem_bytes: int) -> int:
-    """Bytes for chunks and buckets, tables aside.  Raises BudgetTooSmall."""
+    """Bytes for chunks and buckets, without tables.  Raises BudgetTooSmall."""
     block = manifest.block_bytes
     widest = max(a.row_bytes for a in manifest.row_arrays())
     tables = _NODE_BYTES * manifest.num_nodes + _FIXED_BYTES + 2 * max(SCAN_BYTES, block, widest)
@@ -123,7 +123,7 @@ class _Export:
             yield ExportStage(stem_of, cost, copy, arrays=[f"{stem_of}.npy"])
 
     def _cost(self, array: RowArray) -> Cost:
-        """Of rows in another order; sparse arrays count as dense."""
+        """Cost of bringing rows into another order; sparse arrays count as dense."""
         read = array.num_rows * array.row_bytes
         passing = row_disk_bytes(array, self._manifest.block_bytes) + 8 * array.num_rows
         return Cost(read + passing, written_bytes(array) + passing, passing)
@@ -133,13 +133,13 @@ class _Export:
         return ExportStage(stem, self._cost(array), body, arrays=[f"{stem}.npy"])
 
     def _place(self, t: NodeType, array: RowArray, run: ExportRun, emit: Emit) -> None:
-        """Rows of a type in the source's order."""
+        """Bring rows of a type into the source's order."""
         pieces = (rows for _, rows in scan_rows(run.store, array, SCAN_BYTES))
         rank = self._rank(run.ids(t.name).original)
         place_rows(pieces, array, rank, run.share, run.folder, emit, run.progress)
 
     def _rank(self, original: NDArray[Any]) -> NDArray[Any] | None:
-        """Where rows go; None where they stand in the source's order."""
+        """New positions of rows; None if they are in the source's order already."""
         moved = any(
             (original[first : first + _STEP] != np.arange(first, min(first + _STEP, original.size)))
             .any()
@@ -148,7 +148,7 @@ class _Export:
         return original if moved else None
 
     def _describe(self, run: ExportRun) -> None:
-        """What nothing else says: how many nodes there are, names of types and relations."""
+        """Write what no array shows: numbers of nodes, names of types and relations."""
         if not self._plain:
             _write_json(run.result / SCHEMA, self._schema())
             return

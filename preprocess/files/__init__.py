@@ -1,1 +1,1 @@
-"""Arrays in files of other formats, in pieces: npy, tables, tensors of torch."""
+"""Reading arrays in pieces from files of other formats (npy, tables, torch); temporary files."""

@@ -1,4 +1,4 @@
-"""Pieces made by another thread, in order, while a stage works on those before; or dealt out."""
+"""Read pieces ahead in another thread, in order; or distribute them among worker threads."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _AHEAD = 2  # pieces
-COPIES = _AHEAD + 1  # of a piece, that reading ahead holds beside the one being read
+COPIES = _AHEAD + 1  # copies of a piece that `read_ahead` holds beside the one being read
 
 Piece = TypeVar("Piece")
 Dealt = TypeVar("Dealt", bound=tuple[Any, ...])
@@ -18,7 +18,7 @@ Arrays = tuple[NDArray[Any], ...]
 
 
 def read_ahead(pieces: Iterator[Piece]) -> Generator[Piece]:
-    """The same arrays, or tuples of them, made by another thread; valid until the next step.
+    """Yield the arrays, or tuples of arrays, that another thread reads; valid until the next step.
 
     `pieces` may reuse its arrays: each piece is copied.  Memory: COPIES of the largest piece.
     """
@@ -50,11 +50,11 @@ def read_ahead(pieces: Iterator[Piece]) -> Generator[Piece]:
 
 
 def deal(pieces: Iterator[Dealt], workers: Sequence[Callable[[Arrays, Dealt], None]]) -> None:
-    """Each piece to one of the workers, a thread each, whichever is free: in no order.
+    """Pass each piece to the next free worker (one thread each), in no particular order.
 
-    What stands first in a piece are its arrays, which may be reused: a worker has copies, its own
-    until it returns.  What a worker or `pieces` raises is raised here, when all have stopped.
-    Memory: a piece for each worker.
+    The first item of a piece are its arrays.  `pieces` may reuse them: a worker gets copies, which
+    it owns until it returns.  An error of a worker or of `pieces` is raised here after all have
+    stopped.  Memory: a piece for each worker.
     """
     taking, over = Lock(), Event()
 
@@ -83,7 +83,7 @@ def deal(pieces: Iterator[Dealt], workers: Sequence[Callable[[Arrays, Dealt], No
 
 
 def _copy(slot: list[NDArray[Any]], number: int, part: NDArray[Any]) -> NDArray[Any]:
-    """A copy in the slot's memory, which is kept for the next one."""
+    """Copy into the slot's memory, which is reused for the next piece."""
     if number == len(slot):
         slot.append(np.empty(0, part.dtype))
     held = slot[number]

@@ -1,4 +1,4 @@
-"""An array in a temporary file: appended in order, read anywhere."""
+"""Arrays in temporary files: appended in order, read at any position."""
 
 import ctypes
 import errno
@@ -17,15 +17,15 @@ from blockstore.format import PAGE_BYTES
 from blockstore.io.buffers import byte_view
 from blockstore.io.files import naming, read_exact, write_exact
 
-_STEP_BYTES = 1 << 23  # of a file that is written: two steps of it are cached
-_LARGE_READ = 1 << 20  # bytes that are not kept in the page cache; shorter reads may come again
-_WRITE, _WRITE_AND_WAIT = 2, 7  # of sync_file_range
+_STEP_BYTES = 1 << 23  # bytes flushed together; two steps of a written file are cached
+_LARGE_READ = 1 << 20  # larger reads leave the page cache; smaller ones may be repeated
+_WRITE, _WRITE_AND_WAIT = 2, 7  # flags of sync_file_range
 
 
 class ArrayFile(ExitStack):
-    """Numbers of one dtype.  A context manager that closes the file; removing it is the owner's.
+    """Numbers of one dtype in a file, which this context manager closes but does not remove.
 
-    Raises OutOfSpace; CorruptBlock where it is shorter than what is read.
+    Raises OutOfSpace; CorruptBlock if the file is shorter than what is read.
     """
 
     def __init__(self, path: Path, dtype: Any) -> None:
@@ -34,10 +34,11 @@ class ArrayFile(ExitStack):
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.callback(os.close, self._fd)
         self.size = os.fstat(self._fd).st_size // self.dtype.itemsize
-        self._begun = self._gone = self.size * self.dtype.itemsize  # bytes on their way; cached not
+        # bytes whose write has begun, and bytes that have left the page cache
+        self._begun = self._gone = self.size * self.dtype.itemsize
 
     def append(self, values: NDArray[Any]) -> None:
-        """More numbers, of any dtype that casts."""
+        """Append numbers of any dtype that can be cast."""
         raw = byte_view(np.ascontiguousarray(values, self.dtype))
         write_exact(self._fd, raw, self.size * self.dtype.itemsize, str(self.path))
         self.size += values.size
@@ -45,10 +46,9 @@ class ArrayFile(ExitStack):
             self._leave_cache()
 
     def _leave_cache(self) -> None:
-        """Begin to write a step to the disk; the one before has gone, and leaves the page cache.
+        """Begin to flush a step; wait for the one before, and drop it from the page cache.
 
-        A control group is charged for pages that its processes write, and may not get rid of them
-        as fast.
+        Otherwise dirty pages, for which the control group is charged, could pile up.
         """
         end = self.size * self.dtype.itemsize
         _sync_range(self._fd, self._gone, self._begun, _WRITE_AND_WAIT, str(self.path))
@@ -63,7 +63,7 @@ class ArrayFile(ExitStack):
         return out
 
     def read_into(self, first: int, out: NDArray[Any]) -> None:
-        """Numbers from `first` on, as many as `out` holds."""
+        """Fill `out` with numbers from `first` on."""
         offset = first * self.dtype.itemsize
         read_exact(self._fd, [byte_view(out)], offset, str(self.path))
         if out.nbytes >= _LARGE_READ:
@@ -80,9 +80,9 @@ class ArrayFile(ExitStack):
 
 
 def _sync_range(fd: int, first: int, stop: int, flags: int, where: str) -> None:
-    """Write bytes [first, stop) to the disk, where the system can.  Raises OutOfSpace, OSError."""
+    """Flush bytes [first, stop) to disk, if the system supports it.  Raises OutOfSpace, OSError."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
-    if call is None or first >= stop:  # a length of 0 would be all of the file
+    if call is None or first >= stop:  # a length of 0 would mean the whole file
         return
     call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
     with naming(Path(where), stop - first):
@@ -93,7 +93,7 @@ def _sync_range(fd: int, first: int, stop: int, flags: int, where: str) -> None:
 
 
 def reserve(fd: int, num_bytes: int, where: str) -> None:
-    """Give a file its blocks on disk, where the file system can: writes in any order are faster.
+    """Preallocate a file's blocks, if the file system can: it speeds up writes in any order.
 
     Raises OutOfSpace.
     """
@@ -109,14 +109,14 @@ def reserve(fd: int, num_bytes: int, where: str) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file at once; a thread waits until its blocks are free."""
+    """Remove a file at once; a background thread waits until its blocks are freed."""
     with held_open(path):
         path.unlink(missing_ok=True)
 
 
 @contextmanager
 def held_open(path: Path) -> Iterator[None]:
-    """Inside, a file that is removed keeps its blocks; a thread waits until they are free."""
+    """Keep a file open meanwhile, so that removing it is fast; a thread frees its blocks later."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -129,7 +129,7 @@ def held_open(path: Path) -> Iterator[None]:
 
 
 def save_array(path: Path, values: NDArray[Any]) -> None:
-    """One array to a new file."""
+    """Write an array to a new file."""
     path.unlink(missing_ok=True)
     with ArrayFile(path, values.dtype) as file:
         file.append(values)

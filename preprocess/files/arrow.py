@@ -1,4 +1,4 @@
-"""Columns of Arrow: what they hold, and as arrays of numpy."""
+"""Columns of Arrow: their types, and their values as numpy arrays."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from blockstore.io.files import naming
 
 _BRACKETS = " []()"
-_GROUP_BYTES = 4 << 20  # of rows that are written together
+_GROUP_BYTES = 4 << 20  # of rows that are written as one row group
 
 
 class ColumnType(NamedTuple):
-    """What a column holds: numbers, vectors of numbers, or text."""
+    """The type of a column's cells: numbers, vectors of numbers, or text."""
 
     dtype: np.dtype[Any] | None  # None: text
-    width: int = 0  # numbers of a vector; 0 where a cell is one number
+    width: int = 0  # length of the vectors; 0 if a cell is a single number
 
     def __str__(self) -> str:
         if self.dtype is None:
@@ -35,9 +35,9 @@ FLAG = ColumnType(np.dtype(np.bool_))
 
 
 class Texts(NamedTuple):
-    """Strings, one behind the other in UTF-8."""
+    """Strings, concatenated in UTF-8."""
 
-    offsets: NDArray[np.int64]  # (count + 1,), of bytes in `data`
+    offsets: NDArray[np.int64]  # (count + 1,) in bytes of `data`
     data: NDArray[np.uint8]
 
     def __len__(self) -> int:
@@ -48,14 +48,14 @@ class Texts(NamedTuple):
 
 
 def seen_type(column: Any) -> ColumnType:
-    """What a column of text seems to hold, by its first piece."""
+    """Infer the type of a column of a text file from its first piece."""
     if pa.types.is_integer(column.type):
         return INTEGER
     if pa.types.is_boolean(column.type):
         return FLAG
     if pa.types.is_floating(column.type) or pa.types.is_null(column.type):
         return ColumnType(np.dtype(np.float32))
-    if pa.types.is_binary(column.type):  # what arrow calls text that is not UTF-8
+    if pa.types.is_binary(column.type):  # arrow's type for text that is not UTF-8
         return TEXT
     parts = split_numbers(column.cast(pa.string()))
     width = len(parts[0].values)
@@ -67,7 +67,7 @@ def seen_type(column: Any) -> ColumnType:
 
 
 def split_numbers(column: Any) -> Any:
-    """A text column of numbers between commas, in brackets or not, as lists of text."""
+    """Split a text column of comma-separated numbers, in brackets or not, into lists of text."""
     return pc.split_pattern_regex(pc.utf8_trim(column, _BRACKETS), r"\s*,\s*")
 
 
@@ -112,7 +112,7 @@ def decoded(column: Any) -> Any:
 
 
 def as_texts(column: Any) -> Texts:
-    """Of a column of large_string, without a copy."""
+    """The texts of a column of large_string, without a copy."""
     _, offsets, data = column.buffers()
     at = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
     return Texts(at, np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8))
@@ -120,7 +120,7 @@ def as_texts(column: Any) -> Texts:
 
 @contextmanager
 def writing_keys(path: Path) -> Iterator[Callable[[Texts], None]]:
-    """A function that appends to a Parquet file of one column "key", a row a node."""
+    """Yield a function that appends to a Parquet file of one column "key", one row per node."""
     kind = pa.large_string()
     with naming(path, 0):
         schema = pa.schema([("key", kind)])
@@ -148,10 +148,10 @@ def write_parquet(
     dtype: str,
     place: Callable[[Callable[[NDArray[Any]], None]], None],
 ) -> None:
-    """A file with the columns `id`, int64, and `rows`, lists of `width` numbers.
+    """Write a file with the columns `id`, int64, and `rows`, lists of `width` numbers.
 
     ids     of the rows; None: 0, 1, ...
-    place   hands over the rows, in their order
+    place   passes the rows in order to the function that it is given
 
     Raises OutOfSpace.
     """

@@ -1,11 +1,11 @@
-"""Records by bucket, filled in any order, taken a bucket at a time: in memory or in one file.
+"""Records in buckets, filled in any order and read a bucket at a time, in memory or in one file.
 
-Records for the file wait in a buffer for each bucket until it is full; buffers are written by other
-threads, past the page cache where the file system allows it.  Where memory has no room for so many
-buffers, records are written as they come.
+Records for the file are collected in a buffer for each bucket; other threads write full buffers,
+bypassing the page cache if the file system allows it.  If there is no memory for so many buffers,
+records are written as they come.
 
-A file named SPARE beside the one of buckets is used for these, and given back: to free gigabytes on
-disk only to take others costs seconds.
+If a file named SPARE lies beside the path, it is reused for the buckets and given back afterwards:
+freeing gigabytes on disk only to allocate others costs seconds.
 """
 
 import os
@@ -22,7 +22,7 @@ from blockstore.io.buffers import aligned_buffer, byte_view
 from blockstore.io.files import open_to_write, read_exact, write_exact
 from preprocess.files.array_file import remove_file, reserve
 
-_WRITERS, _READERS = 3, 4  # threads; a reader is also who asks
+_WRITERS, _READERS = 3, 4  # threads; the caller is one of the readers
 _MIN_READ = 1 << 20
 _IN_FLIGHT = 4  # buffers being written
 _MOST_BUFFER = 1 << 20
@@ -30,22 +30,22 @@ SPARE = "spare"
 
 
 def passing_bytes(num_records: int, record_bytes: int, share: int) -> int:
-    """What records of buckets take on disk: nothing where half of the share holds them."""
+    """Bytes that bucket records take on disk: 0 if half of the share holds them in memory."""
     total = num_records * record_bytes
     return total if total > share // 2 else 0
 
 
 class KeptBuckets(NamedTuple):
-    """A file of buckets that outlives who filled it, and where its records are."""
+    """A file of buckets that outlives the process that filled it, with the places of records."""
 
     path: Path
-    begins: NDArray[np.int64]  # (buckets, parts) offsets in the file, of each part of a bucket
+    begins: NDArray[np.int64]  # (buckets, parts) offset in the file of each part of a bucket
     filled: NDArray[np.int64]  # (buckets,) records
 
     def read(self, bucket: int, part: int, first: int, out: NDArray[Any], row_bytes: int) -> None:
-        """Records of a part of a bucket from `first` on, as many as `out` holds, `row_bytes` each.
+        """Fill `out` with records of a bucket's part from `first` on, of `row_bytes` bytes each.
 
-        Through the page cache, as the file may lie on a disk that is shared.
+        Reads through the page cache, as the file may lie on a shared file system.
         """
         offset = int(self.begins[bucket, part]) + first * row_bytes
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -60,7 +60,7 @@ class Buckets:
     """Records of several parts (keys, ids, ...), each part of one dtype and row width.
 
     A bucket has a region of its own for each part, so that nothing is moved later.  A context
-    manager; leaving it removes the file.  Raises OutOfSpace, also for a call before.
+    manager that removes the file at its end.  Raises OutOfSpace, possibly for an earlier call.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class Buckets:
         room: int = 0,
         sparse: bool = False,
     ) -> None:
-        """`sizes`: int64 (buckets,), the most records of each.
+        """`sizes`: int64 (buckets,), maximum records of each bucket.
 
-        parts   dtype and items a record, of each part
-        path    a file that does not exist, for when it is not `in_memory`
+        parts   (dtype, items in a record) of each part
+        path    the file to create, unless `in_memory`
         room    bytes of memory for buffers
-        sparse  whether far fewer records than `sizes` will come: the file takes what they do
+        sparse  far fewer records than `sizes` are expected: the file is not preallocated
         """
         self._parts = [(np.dtype(d), width) for d, width in parts]
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -105,9 +105,9 @@ class Buckets:
         parts: list[NDArray[Any]],
         order: NDArray[np.int64] | None = None,
     ) -> None:
-        """Records [starts[b], starts[b + 1]) of the parts to bucket b, for all buckets.
+        """Append records [starts[b], starts[b + 1]) of the parts to bucket b, for all buckets.
 
-        order   records of the parts, of which these are taken; None: all as they stand
+        order   positions of the records in the parts; None: the parts are in order already
         """
         for b in np.flatnonzero(np.diff(starts)).tolist():
             low, high = int(starts[b]), int(starts[b + 1])
@@ -124,14 +124,14 @@ class Buckets:
                     self._file.append(b, number, rows, chosen)
 
     def _advance(self, bucket: int, count: int) -> int:
-        """Where the next records of a bucket go."""
+        """Reserve `count` records of a bucket; returns the position of the first."""
         at = int(self._starts[bucket] + self._filled[bucket])
         assert at + count <= int(self._starts[bucket + 1])
         self._filled[bucket] += count
         return at
 
     def finish(self) -> None:
-        """All records are there: they may be taken."""
+        """Flush; call it after the last append, before records are taken."""
         if self._file is not None:
             self._file.finish()
 
@@ -141,7 +141,7 @@ class Buckets:
     def take(
         self, bucket: int, part: int, first: int = 0, count: int | None = None
     ) -> NDArray[Any]:
-        """Records of a part of a bucket, flat; the caller may write to them.  Take them once.
+        """Records of a part of a bucket, flat.  The caller may overwrite them: take them only once.
 
         The array is reused by the next call for the part.
         """
@@ -152,14 +152,14 @@ class Buckets:
         return self.take_into(bucket, part, self._scratch[part], first, count)
 
     def scratch_bytes(self, part: int, count: int) -> int:
-        """What `take_into` needs for so many records."""
+        """Bytes of scratch that `take_into` needs for `count` records."""
         dtype, width = self._parts[part]
         return 0 if self._file is None else count * width * dtype.itemsize + 2 * PAGE_BYTES
 
     def take_into(
         self, bucket: int, part: int, scratch: NDArray[np.uint8], first: int = 0, count: int = -1
     ) -> NDArray[Any]:
-        """As `take`, for any thread, into memory from `aligned_buffer`."""
+        """As `take`, into memory from `aligned_buffer`; any thread may call it."""
         dtype, width = self._parts[part]
         count = int(self._filled[bucket]) - first if count < 0 else count
         if self._file is None:
@@ -170,7 +170,7 @@ class Buckets:
         return raw.view(dtype)
 
     def keep(self, path: Path) -> KeptBuckets:
-        """The file of finished buckets takes this name, in one step, and stays."""
+        """Rename the file of finished buckets atomically to `path`, where it stays."""
         assert self._file is not None
         begins = self._file.keep(path).reshape(self._filled.size, len(self._parts))
         return KeptBuckets(path, begins, self._filled)
@@ -182,25 +182,25 @@ class Buckets:
         self.close()
 
     def close(self) -> None:
-        """Forget what is in memory, remove the file."""
+        """Free the memory, and remove the file."""
         self._held, self._scratch = [], []
         if self._file is not None:
             self._file.remove()
 
 
 class _Region:
-    """Of one part of a bucket: its place in the file, and what waits to be written there."""
+    """The region of one part of a bucket: its place in the file, and bytes not yet written."""
 
     __slots__ = ("buffer", "offset", "waiting")
 
     def __init__(self, offset: int) -> None:
-        self.offset = offset  # in the file, of the first byte that waits
+        self.offset = offset  # where in the file the buffer will be written
         self.buffer: NDArray[np.uint8] | None = None
-        self.waiting = 0  # bytes
+        self.waiting = 0  # bytes in the buffer
 
 
 class _RegionFile:
-    """The regions of all buckets in one file; each begins at a page."""
+    """The regions of all buckets in one file; each begins at a page boundary."""
 
     def __init__(
         self, path: Path, sizes: NDArray[np.int64], widths: list[int], room: int, sparse: bool
@@ -236,7 +236,7 @@ class _RegionFile:
     def append(
         self, bucket: int, part: int, rows: NDArray[Any], chosen: NDArray[np.int64] | None
     ) -> None:
-        """Rows (n, items), or the `chosen` ones of them, in order."""
+        """Append rows (n, items), or the `chosen` ones, in order."""
         region = self._regions[bucket * self._num_parts + part]
         if self._buffer_bytes <= 0:
             raw = byte_view(np.ascontiguousarray(rows if chosen is None else rows[chosen]))
@@ -260,7 +260,7 @@ class _RegionFile:
             self._flush_full(region)
 
     def finish(self) -> None:
-        """Everything is in the file, the last page of each region filled up with anything."""
+        """Write everything to the file; the last page of each region is padded with any bytes."""
         for region in self._regions:
             if region.waiting:
                 region.waiting = align(region.waiting, PAGE_BYTES)
@@ -274,7 +274,7 @@ class _RegionFile:
     def read(
         self, bucket: int, part: int, first: int, count: int, scratch: NDArray[np.uint8]
     ) -> NDArray[np.uint8]:
-        """Bytes [first, first + count) of a region, in `scratch`."""
+        """Read bytes [first, first + count) of a region into `scratch`."""
         if count == 0:
             return scratch[:0]
         begin = self._begins[bucket * self._num_parts + part] + first
@@ -295,7 +295,7 @@ class _RegionFile:
         read_exact(self._read_fd, [byte_view(out)], offset, str(self._path))
 
     def keep(self, path: Path) -> NDArray[np.int64]:
-        """Close the file under another name; returns where each region begins."""
+        """Close and rename the file; returns where each region begins."""
         self._pool.shutdown()
         os.close(self._fd)
         os.close(self._read_fd)
@@ -304,7 +304,7 @@ class _RegionFile:
         return np.array(self._begins, np.int64)
 
     def remove(self) -> None:
-        """Close the file, and remove it or give it back."""
+        """Close the file, and remove it, or give it back as SPARE."""
         self._pool.shutdown()
         if self._fd >= 0:
             os.close(self._fd)
@@ -324,7 +324,7 @@ class _RegionFile:
         return aligned_buffer(self._buffer_bytes + PAGE_BYTES + max(self._widths))
 
     def _flush_full(self, region: _Region) -> None:
-        """Write whole pages once there are enough; what is left moves to the next buffer."""
+        """Write whole pages once the buffer is full; the rest moves to the next buffer."""
         if region.waiting >= self._buffer_bytes:
             whole = region.waiting // PAGE_BYTES * PAGE_BYTES
             left, old = region.waiting - whole, region.buffer
@@ -346,7 +346,7 @@ class _RegionFile:
         region.offset += count
 
     def _wait(self) -> None:
-        """The oldest write is over, its buffer free."""
+        """Wait for the oldest write, and free its buffer."""
         future, data = self._pending.popleft()
         self._free.append(data)
         future.result()

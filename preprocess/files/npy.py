@@ -1,4 +1,4 @@
-"""`.npy` files, alone and in `.npz`, in pieces: nothing is mapped, nothing unpickled."""
+"""`.npy` files, alone or in `.npz`, read in pieces without mmap and without unpickling."""
 
 import io
 import os
@@ -23,22 +23,22 @@ from preprocess.errors import BadInput
 from preprocess.files.strided import Fill, Placed, StoredArray, c_strides
 
 _READ_HEADER = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
-# numpy parses the header with Python's own parser; what that raises for wild bytes comes through
+# numpy parses the header with Python's own parser, whose errors for arbitrary bytes pass through
 _UNREADABLE = (
     ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError, OverflowError,
 )  # fmt: skip
-# of a zip file; NotImplementedError where it is packed or encrypted in a way that zipfile lacks
+# of a zip file; NotImplementedError for compression or encryption that zipfile does not support
 _DAMAGED = (BadZipFile, zlib.error, EOFError, struct.error, NotImplementedError, RuntimeError)
-_ZIP_LOCAL = struct.Struct("<26xHH")  # of the header before each member, the last two lengths
-_PART_BYTES = 1 << 18  # that are decompressed at a time
+_ZIP_LOCAL = struct.Struct("<26xHH")  # lengths of name and extra field in a local file header
+_PART_BYTES = 1 << 18  # decompressed at a time
 _MOST_SHOWN = 8  # names
 _MOST_WORD_BYTES = 64
 _SAVE_AGAIN = "save it again with numpy.save"
-_LIST_HEADER_BYTES = 128  # what numpy takes for any one-dimensional array of numbers
+_LIST_HEADER_BYTES = 128  # size of numpy's header for any one-dimensional array of numbers
 
 
 class _Header(NamedTuple):
-    """What stands before the items of a `.npy` file."""
+    """The header of a `.npy` file."""
 
     shape: tuple[int, ...]
     fortran: bool
@@ -47,11 +47,11 @@ class _Header(NamedTuple):
 
     @property
     def fortran_order(self) -> bool:
-        """Whether that makes a difference."""
+        """Whether the array is in Fortran order and that makes a difference."""
         return self.fortran and len(self.shape) > 1 and min(self.shape) > 1
 
     def placed(self, offset: int) -> Placed:
-        """The items, of which the first is there."""
+        """The array whose first item lies at `offset`."""
         strides = c_strides(self.shape)
         if self.fortran_order:
             strides = c_strides(self.shape[::-1])[::-1]
@@ -59,7 +59,7 @@ class _Header(NamedTuple):
 
 
 class _NpyArray(StoredArray):
-    """An array that an npy header describes.  Raises BadInput: it is of objects or records."""
+    """An array with an npy header.  Raises BadInput: its items are objects or records."""
 
     def __init__(self, path: Path, where: str, header: _Header, start: int) -> None:
         if header.stored.kind not in "biufc":
@@ -72,7 +72,7 @@ class _NpyArray(StoredArray):
 class NpyFile(_NpyArray):
     """A `.npy` file.
 
-    Raises BadInput: missing, not an npy file, objects or records, or shorter than it says.
+    Raises BadInput: missing, not an npy file, objects or records, or shorter than its header says.
     """
 
     def __init__(self, path: Path) -> None:
@@ -99,16 +99,16 @@ class RawFile(StoredArray):
 
 
 class ZipArray(_NpyArray):
-    """An array of a `.npz` file: read in place where it is stored, else decompressed in order.
+    """An array of a `.npz` file: read in place if it is not compressed, else decompressed in order.
 
-    Items far into a compressed array cost the time to decompress all before them.
+    To read items in the middle of a compressed array, all before them must be decompressed.
 
-    Raises BadInput: missing, no zip file, no such member, or what is wrong with an npy file;
-    while it is read, damage that decompressing or its checksum shows.
+    Raises BadInput: missing, no zip file, no such member, or as `NpyFile`; while it is read, damage
+    that is detected by decompression or the checksum.
     """
 
     def __init__(self, path: Path, member: str) -> None:
-        """`member` as numpy.savez takes it, without ".npy"."""
+        """`member`: name as passed to numpy.savez, without ".npy"."""
         where = f"{path}: {member}"
         with _member(path, member, "save it again with numpy.savez") as (f, info):
             header = _read_header(f)
@@ -154,7 +154,7 @@ class ZipArray(_NpyArray):
 
 
 def read_word(path: Path, member: str) -> str:
-    """A word, text or bytes, that `numpy.savez` wrote as an array without dimensions.
+    """Read a word, text or bytes, that `numpy.savez` wrote as an array without dimensions.
 
     Raises BadInput.
     """
@@ -183,7 +183,7 @@ def list_members(path: Path) -> list[str]:
 
 @contextmanager
 def _member(path: Path, member: str, remedy: str) -> Iterator[tuple[IO[bytes], ZipInfo]]:
-    """An array of a `.npz` file, at its header.  Raises BadInput: there is none; damage."""
+    """Open a member of a `.npz` file at its npy header.  Raises BadInput: missing, damaged."""
     with _translated(path, f"{path}: {member}"), ZipFile(path) as file:
         if f"{member}.npy" not in file.namelist():
             names = [name.removesuffix(".npy") for name in file.namelist()]
@@ -195,14 +195,14 @@ def _member(path: Path, member: str, remedy: str) -> Iterator[tuple[IO[bytes], Z
 
 
 def has_header(path: Path) -> bool:
-    """Whether a file begins as an npy file does.  Raises BadInput: it is missing."""
+    """Whether a file begins like an npy file.  Raises BadInput: it is missing."""
     with _translated(path, str(path)), path.open("rb") as f:
         return f.read(len(npy_format.MAGIC_PREFIX)) == npy_format.MAGIC_PREFIX
 
 
 @contextmanager
 def _translated(path: Path, where: str) -> Iterator[None]:
-    """What is raised where a file is opened, its header parsed or it is decompressed."""
+    """Translate errors of opening, parsing the header and decompressing into BadInput."""
     try:
         yield
     except BadInput:
@@ -224,7 +224,7 @@ def _translated(path: Path, where: str) -> Iterator[None]:
 
 def _read_header(f: IO[bytes]) -> _Header:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of headers that Python 2 wrote
+        warnings.simplefilter("ignore")  # about headers that Python 2 wrote
         version = npy_format.read_magic(f)
         if version not in _READ_HEADER:
             raise ValueError(f"npy version {version}")
@@ -247,7 +247,7 @@ def _check_size(where: str, found: int, expected: int, header: _Header, whole: b
 
 
 def _data_offset(path: Path, info: ZipInfo) -> int:
-    """Where the data of a member begins: its own header's names may be longer than the index's."""
+    """Offset of a member's data: its local header may be longer than its entry in the index."""
     with path.open("rb") as f:
         f.seek(info.header_offset)
         raw = f.read(_ZIP_LOCAL.size)
@@ -256,13 +256,13 @@ def _data_offset(path: Path, info: ZipInfo) -> int:
 
 
 class NpyWriter(ExitStack):
-    """An `.npy` file, its header first, then items in order.  A context manager.
+    """Writes an `.npy` file: the header, then items in order.  A context manager.
 
     Raises OutOfSpace.
     """
 
     def __init__(self, path: Path, shape: tuple[int, ...] | None, dtype: Any) -> None:
-        """`shape` None: a list whose length is known when the file is closed."""
+        """`shape`: None for a list, whose length is written when the file is closed."""
         super().__init__()
         self.path, self._shape, self._dtype = path, shape, np.dtype(dtype)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -277,7 +277,7 @@ class NpyWriter(ExitStack):
         self._items += values.size
 
     def put(self, first: int, values: NDArray[Any]) -> None:
-        """Items from `first` on, wherever that is."""
+        """Write items at any position `first`."""
         raw = byte_view(np.ascontiguousarray(values, self._dtype))
         offset = self._start + first * self._dtype.itemsize
         write_exact(self._fd, raw, offset, str(self.path))

@@ -1,4 +1,4 @@
-"""What a store holds, in the order of its blocks, in pieces of bounded size."""
+"""Read the graph and arrays of a store in block order, in pieces of bounded size."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
@@ -20,13 +20,13 @@ from preprocess.pipeline.progress import Progress
 
 Piece = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]
 
-PIECE_COPIES = 6  # of `scan_bytes`, that reading ahead of work takes in all
+PIECE_COPIES = 6  # total memory of a scan with read-ahead, in units of `scan_bytes`
 
 
 def graph_blocks(
     store: Store, relation: Relation, scan_bytes: int = 1 << 20
 ) -> Iterator[tuple[int, GraphBlock]]:
-    """(number, block) of all graph blocks of a relation in order, read about so much at a time.
+    """(number, block) of all graph blocks in order; reads about `scan_bytes` at a time.
 
     A block is valid until the next step.  Raises CorruptBlock.
     """
@@ -43,7 +43,7 @@ def stored_blocks(
         header, dtype = block.header, block.sources.dtype
         degrees = np.empty(header.num_nodes + 1, np.int64)
         degrees[0], degrees[1:] = header.num_carried, block.degrees_here()
-        # carried edges are of the column before the first; where there are none, it is not used
+        # carried edges belong to the column before the first, which is unused if there are none
         names = np.arange(header.first_node - 1, header.first_node + header.num_nodes)
         yield np.repeat(names.astype(dtype), degrees), block
 
@@ -51,9 +51,9 @@ def stored_blocks(
 def stored_edges(
     store: Store, relation: Relation, most: int, scan_bytes: int = 1 << 20
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """(targets, sources) of a relation by store id, at most so many; valid until the next step.
+    """(targets, sources) of a relation by store id, at most `most` edges at a time.
 
-    Raises CorruptBlock.
+    Valid until the next step.  Raises CorruptBlock.
     """
     for targets, block in stored_blocks(store, relation, scan_bytes):
         for at in range(0, targets.size, most):
@@ -68,7 +68,7 @@ def stored_rows(
 
     lane   as `scan_blocks` takes it
 
-    Where there are gaps between blocks, rows are a copy.  Valid until the next step.  Raises
+    If there are gaps between blocks, rows are a copy.  Valid until the next step.  Raises
     CorruptBlock.
     """
     file, dtype = store.rows(array), numpy_dtype(array.dtype)
@@ -86,7 +86,7 @@ def rows_ahead(
     lanes: int,
     change: Callable[[NDArray[Any]], NDArray[Any]],
 ) -> Generator[NDArray[Any]]:
-    """The same, read, verified and changed by `lanes` threads ahead of who uses them."""
+    """As `stored_rows`, read, verified and passed through `change` ahead by `lanes` threads."""
 
     def changed(lane: int) -> Iterator[NDArray[Any]]:
         return (change(rows) for rows in stored_rows(store, array, scan_bytes, (lane, lanes)))
@@ -103,7 +103,7 @@ def rows_ahead(
 def to_floats(
     rows: NDArray[Any], array: RowArray, scale: NDArray[np.float32] | None
 ) -> NDArray[np.float32]:
-    """Rows as they are stored, (rows, items), in float32; `scale`: of int8 arrays that have one."""
+    """Stored rows, (rows, items), as float32; `scale`: that of an int8 array, if it has one."""
     if array.dtype == "bfloat16":
         bits = rows.astype(np.uint32)
         bits <<= np.uint32(16)
@@ -127,7 +127,7 @@ def floats_ahead(
 
 
 def choose_feature(nodes: NodeType, name: str, where: str) -> str:
-    """The name of an array of a type; "": its only one, or "x".  Raises BadInput."""
+    """The name of a feature of a type; "" means "x", or its only one.  Raises BadInput."""
     held = nodes.features
     if not name:
         name = "x" if "x" in held else next(iter(held)) if len(held) == 1 else ""
@@ -139,20 +139,20 @@ def choose_feature(nodes: NodeType, name: str, where: str) -> str:
 
 
 def result_dtype(feature: RowArray, asked: str | None) -> str:
-    """Of sums of rows: that of the array; float32, as they are computed, of other numbers."""
+    """Dtype to store sums of rows in: `asked`, or that of a float or scaled array, or float32."""
     kept = feature.dtype in ("float32", "float16", "bfloat16") or feature.scale_path
     return asked or (feature.dtype if kept else "float32")
 
 
 @dataclass(frozen=True, slots=True)
 class SlicedPlan:
-    """Columns of an array that are worked on slice by slice, all rows of one at a time."""
+    """Work on the columns of an array slice by slice, with all rows of one slice at a time."""
 
-    width: int  # columns of a slice, as they are in memory: those that are not there are zeros
+    width: int  # columns of a slice in memory; the last slice is padded with zeros
     num_slices: int
 
     def columns(self, number: int, num_columns: int) -> int:
-        """Columns of a slice that are there."""
+        """Number of columns of a slice without the padding."""
         return min(self.width, num_columns - number * self.width)
 
 
@@ -167,9 +167,9 @@ def cut_columns(
 ) -> None:
     """Read the rows once and write them as float32, `width` columns to each file.
 
-    Rows of the last one are filled up with zeros.
+    Rows of the last file are padded with zeros.
 
-    check   is called with some rows and the number of the first
+    check   is called with some rows and the number of the first of them
     """
     done, total = 0, array.num_rows * array.row_bytes
     for path in files:
@@ -195,9 +195,9 @@ def cut_columns(
 def joined_columns(
     parts: list[tuple[Path, int]], dtype: Any, first: int, num_rows: int, step: int
 ) -> Iterator[NDArray[Any]]:
-    """Rows out of files with some columns of each, at most `step` at a time.
+    """Join files that hold some columns of each row into rows, at most `step` at a time.
 
-    parts   (file, its columns), from the left to the right
+    parts   (file, number of its columns), from left to right
     first   the first row that is taken
     """
     width = sum(count for _, count in parts)
@@ -222,12 +222,12 @@ def stored_columns(
 ) -> Iterator[Piece]:
     """(head, degrees, edges) of consecutive columns of a relation; valid until the next step.
 
-    head      int64 (2,)           column of the first, and its edges in earlier pieces
-    degrees   int64 (columns,)     edges of each that are in this piece
-    edges     id_dtype (edges,)    sources; with `records`: uint32 (edges, words), all that a block
-                                   has of an edge, section by section
+    head      int64 (2,)           the first column, and the number of its edges in earlier pieces
+    degrees   int64 (columns,)     edges of each column that are in this piece
+    edges     id_dtype (edges,)    sources; with `records`: uint32 (edges, words), all data of an
+                                   edge in its block, section by section
 
-    columns   [first, stop) that are wanted: the blocks with them are read, others may come too
+    columns   [first, stop) to read; their blocks may also yield neighboring columns
 
     Raises CorruptBlock.
     """
@@ -237,7 +237,7 @@ def stored_columns(
         first_node = store.first_node(relation)
         start = max(0, int(np.searchsorted(first_node[:-1], columns[0], "right")) - 1)
         stop = int(np.searchsorted(first_node[:-1], columns[1], "left"))
-    skipped = 0  # edges of the column that goes on
+    skipped = 0  # edges so far of the column that continues in the next piece
     for number, blocks in scan_blocks(file, scan_bytes, start, stop):
         opened = [
             unpack_block(blocks[i], f"{store.path / file.path}, block {number + i}")
@@ -252,12 +252,12 @@ def stored_columns(
 
 
 def scan_size(share: int, block_bytes: int) -> int:
-    """Bytes of blocks to read at a time: `PIECE_COPIES` of them fit `share`, if one block does."""
+    """Bytes of blocks to read at a time: at least a block, else `PIECE_COPIES` fit in `share`."""
     return max(block_bytes, min(4 << 20, share // (2 * PIECE_COPIES)))
 
 
 def _merge(blocks: list[GraphBlock]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(head, degrees) of consecutive blocks: a column that goes on is one."""
+    """(head, degrees) of consecutive blocks; a column in several of them counts as one."""
     carried = blocks[0].header.num_carried
     first = blocks[0].header.first_node - bool(carried)
     parts = [np.array([carried] if carried else [], np.int64)]

@@ -1,4 +1,4 @@
-"""Arrays inside files, at any strides: described, and read by rows in pieces; nothing is mapped."""
+"""Arrays inside files, with any strides, described and read in pieces of rows, without mmap."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from blockstore.io.buffers import byte_view
 from preprocess.errors import BadInput
 
-_MOST_SPAN = 1 << 20  # bytes that are read at once where rows do not lie side by side
+_MOST_SPAN = 1 << 20  # bytes read at once if rows are not contiguous
 BFLOAT16 = "bfloat16"
 
-Fill = Callable[[memoryview, int], None]  # reads bytes from an offset on, 0: the array's first
+Fill = Callable[[memoryview, int], None]  # fills a view from an offset, counted from the array's
 
 
 class Placed(msgspec.Struct, frozen=True, tag=True):
-    """An array that lies in the file."""
+    """An array that lies in a file at an offset, with strides."""
 
     dtype: str  # as numpy writes it, or "bfloat16"
     shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class Placed(msgspec.Struct, frozen=True, tag=True):
 
 
 class GivenArray(msgspec.Struct, frozen=True, tag=True):
-    """An array that is given as it is, in C order."""
+    """An array given by its bytes, in C order."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -43,25 +43,25 @@ Array = Placed | GivenArray
 
 
 class StoredArray:
-    """An array in a file of any format, read in order; of one dimension, a row is an item.
+    """An array in a file of any format, read in order; in one dimension, a row is an item.
 
-    `dtype` is in native byte order; bfloat16 is given as float32.  The file is open only while it
-    is read.  Raises BadInput, from everything here.
+    `dtype` is in native byte order; bfloat16 is returned as float32.  The file is open only while
+    it is read.  Raises BadInput from all methods.
     """
 
-    fortran_order = False  # whether the file says so: the first index runs fastest in it
-    drops = True  # whether what has been read leaves the page cache
+    fortran_order = False  # whether the file has Fortran order: the first index varies fastest
+    drops = True  # whether data leaves the page cache after it has been read
     seeks = True  # whether reading from the middle costs no more than from the beginning
 
     def __init__(self, path: Path, where: str, header: str, array: Placed) -> None:
-        """`where` and `header` are the array and what describes it, for messages."""
+        """`where` and `header` name the array and its header in messages."""
         self.path, self.where, self.header = path, where, header
         self.shape, self._strides, self._start = array.shape, array.strides, array.offset
         self._is_bfloat16 = array.dtype == BFLOAT16
         self._stored = np.dtype(np.uint16 if self._is_bfloat16 else array.dtype)
         self._items = self._stored.newbyteorder("=")
         self.dtype = np.dtype(np.float32) if self._is_bfloat16 else self._items
-        self._first = 0  # item of the array that is the first of this one
+        self._first = 0  # first item of this view in the array
 
     @property
     def size(self) -> int:
@@ -69,14 +69,14 @@ class StoredArray:
         return prod(self.shape)
 
     def transposed(self) -> Self:
-        """The same items with the dimensions, and the order, the other way round."""
+        """The same items with dimensions and order reversed."""
         part = copy(self)
         part.shape, part._strides = self.shape[::-1], self._strides[::-1]
         part.fortran_order = not self.fortran_order
         return part
 
     def flat(self) -> Self:
-        """The same items, in the order of the file, as a list."""
+        """The same items as one dimension, in the order of the file."""
         part = copy(self)
         part.shape, part._strides = (self.size,), (1,)
         return part
@@ -89,7 +89,7 @@ class StoredArray:
         return part
 
     def pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
-        """Rows [first, stop), `count` at a time; the array is reused, and not to be written to."""
+        """Rows [first, stop), `count` at a time; the array is reused, and must not be modified."""
         count = max(count, 1)
         buffer = np.empty((min(count, max(stop - first, 0)), *self.shape[1:]), self._items)
         with self._opened() as fill:
@@ -115,7 +115,7 @@ class StoredArray:
         return out
 
     def check(self, fits: bool, expected: str, remedy: str = "save it again") -> None:
-        """Raises BadInput, which says what the array is, unless it `fits`."""
+        """Raises BadInput, with the shape and dtype of the array, unless it `fits`."""
         if not fits:
             order = " in Fortran order" if self.fortran_order else ""
             found = f"shape {self.shape} of {self.dtype}{order}"
@@ -146,7 +146,7 @@ class StoredArray:
             os.close(fd)
 
     def _fill(self, fill: Fill, out: NDArray[Any], first: int, strides: tuple[int, ...]) -> None:
-        """Items that begin at the `first`: all at once, or in halves that lie close together."""
+        """Read items from `first` on: all at once, or split recursively until they are close."""
         if not out.size:
             return
         if _lie_together(out, strides):
@@ -167,9 +167,9 @@ class StoredArray:
 
 
 class StridedRows(StoredArray):
-    """A tensor or an array of a file of torch.  Raises BadInput: it is one number."""
+    """A tensor or an array in a file of torch.  Raises BadInput: it is a single number."""
 
-    drops = False  # rows that are read next may lie between these
+    drops = False  # the next rows may be interleaved with these
 
     def __init__(self, path: Path, array: Array, where: str) -> None:
         if not array.shape:
@@ -193,7 +193,7 @@ def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _lie_together(out: NDArray[Any], strides: tuple[int, ...]) -> bool:
-    """Whether items are in the same order, without a gap, in memory and in the file."""
+    """Whether items are contiguous and in the same order in memory and in the file."""
     width, together = 1, bool(out.flags.c_contiguous)
     for size, stride in zip(reversed(out.shape), reversed(strides), strict=True):
         together = together and (size == 1 or stride == width)

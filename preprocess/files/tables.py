@@ -19,7 +19,7 @@ from preprocess.errors import BadInput
 from preprocess.files import arrow
 from preprocess.files.arrow import INTEGER, TEXT, ColumnType, Texts
 
-PIECE_BYTES = 1 << 20  # of text that are parsed at once, and of a Parquet column that are read
+PIECE_BYTES = 1 << 20  # of text parsed at once, and of a Parquet column read at once
 _MOST_LINE_BYTES = 64 << 20
 _SUFFIXES = {
     ".csv": ("csv", ","),
@@ -32,25 +32,25 @@ _PACKED = (".gz", ".bz2", ".zst", ".lz4")
 _CELL = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (.*?): (.*)", re.S)
 _IN_UTF8 = "write the table again in UTF-8"
 _ROW = re.compile(r"CSV parse error: Row #(\d+): Expected (\d+) columns?, got (\d+): ?(.*)", re.S)
-_GUESS_BYTES, _PACKING = 1 << 16, 4  # packed text is about so many times as long
+_GUESS_BYTES, _PACKING = 1 << 16, 4  # assumed compression ratio of packed text
 _MOST_SHOWN = 60  # characters of a value, in a message
 
 
 class BadCell(BadInput):
-    """A value is not of the type that was wanted of its column."""
+    """A value does not have the type requested for its column."""
 
 
 class Table:
-    """A file of rows: text with a delimiter, packed or not, or Parquet.  Read in order, in pieces.
+    """A file of rows, read in order in pieces: delimited text, compressed or not, or Parquet.
 
-    Where text has no header the columns are named "0", "1", ...  Empty lines are no rows.
-    Raises BadInput, from everything here: it names the line of text, or the row of Parquet.
+    If text has no header the columns are named "0", "1", ...  Empty lines are not rows.
+    Raises BadInput from all methods, which names the line of text, or the row of Parquet.
     """
 
     def __init__(
         self, path: Path, form: str = "", delimiter: str = "", header: bool = True
     ) -> None:
-        """`form` is "csv" or "parquet"; it and the delimiter are the suffix's where they are ""."""
+        """`form`: "csv" or "parquet"; if "", it and the delimiter follow from the suffix."""
         self.path = path
         known = _form_of(path)
         if not form and known is None:
@@ -66,7 +66,7 @@ class Table:
         if not path.is_file():
             what = "a folder" if path.exists() else "no file: it is missing"
             raise BadInput.at(path, what, "a table", "is the path right?")
-        self._infinite: set[str] = set()  # columns whose infinities the text itself has
+        self._infinite: set[str] = set()  # columns whose text was checked for overflow
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ class Table:
         return names
 
     def num_rows(self) -> int:
-        """Parquet says it; text is parsed once."""
+        """Number of rows, from Parquet's metadata, or by parsing text once."""
         if self.form == "parquet":
             with self._translated(), self._parquet() as file:
                 return int(file.metadata.num_rows)
@@ -91,7 +91,7 @@ class Table:
         return sum(batch.num_rows for batch in self._csv_batches({first: TEXT}))
 
     def guess_rows(self) -> int:
-        """About so many: Parquet says it, of text the first lines are looked at."""
+        """Estimated number of rows: exact for Parquet, from the first lines for text."""
         if self.form == "parquet":
             return self.num_rows()
         with self._translated(), self._stream() as stream:
@@ -101,7 +101,7 @@ class Table:
         return self.path.stat().st_size * packing * lines // max(1, len(head))
 
     def look(self) -> dict[str, ColumnType]:
-        """What each column holds, by the schema of Parquet or the first piece of text.
+        """The type of each column, from the schema of Parquet or the first piece of text.
 
         Floats of text become float32.
         """
@@ -120,7 +120,7 @@ class Table:
     def arrays(self, columns: Mapping[str, ColumnType], count: int) -> Iterator[list[NDArray[Any]]]:
         """Columns of numbers, in the order of `columns`, at most `count` rows at a time.
 
-        (rows,) or (rows, width) each.  Empty cells are NaN, and refused where integers are wanted.
+        (rows,) or (rows, width) each.  Empty cells become NaN; in integer columns they are refused.
         """
         for row, batch in self._batches(columns, count):
             yield [self._numbers(batch.column(name), name, columns[name], row) for name in columns]
@@ -134,20 +134,20 @@ class Table:
             yield arrow.as_texts(self._as_text(column, name, row))
 
     def words(self, name: str, words: Sequence[str], count: int) -> Iterator[NDArray[np.int32]]:
-        """Position of each row's text among `words`; -1 where it is another, or nothing."""
+        """Position of each row's text in `words`; -1 for any other text and for empty cells."""
         known = pa.array(words, pa.large_string())
         for row, batch in self._batches({name: TEXT}, count):
             column = self._as_text(batch.column(name), name, row)
             yield pc.index_in(column, known).fill_null(-1).to_numpy()
 
     def place(self, row: int) -> str:
-        """Of a row, from 0, for messages: file and line of text, file and row of Parquet."""
+        """The place of a row (from 0) for messages: file and line of text, or row of Parquet."""
         if self.form == "parquet":
             return f"{self.path}[{row}]"
         return f"{self.path}:{self._line_of(row + self._header)}"
 
     def check_has(self, name: str, remedy: str) -> None:
-        """Raises BadInput: no column of that name."""
+        """Raises BadInput if there is no column of that name."""
         if name not in self.names:
             raise BadInput.at(
                 f"{self.path}: header", f"columns {', '.join(self.names)}", f"one {name!r}", remedy
@@ -188,8 +188,8 @@ class Table:
 
     @contextmanager
     def _csv(self, columns: Mapping[str, ColumnType] | None) -> Iterator[Any]:
-        """A reader of all columns, as they seem, or of some, as they are said to be."""
-        before = "" if self._header else "f"  # arrow calls a column without a name so
+        """A reader of given columns with their types, or of all columns with inferred types."""
+        before = "" if self._header else "f"  # arrow names columns without a header f0, f1, ...
         wanted = {f"{before}{name}": kind for name, kind in (columns or {}).items()}
         convert = pa_csv.ConvertOptions(
             include_columns=list(wanted),
@@ -218,7 +218,7 @@ class Table:
                     yield batch.rename_columns(list(names if columns is None else columns))
 
     def _as_text(self, column: Any, name: str, row: int) -> Any:
-        """As large_string, without a copy where it is text already."""
+        """The column as large_string, without a copy if it is text already."""
         column = arrow.decoded(column)
         try:
             return column.cast(pa.large_string())
@@ -234,7 +234,7 @@ class Table:
             raise self._bad(row + at, name, shown(repr(found)), "UTF-8", _IN_UTF8) from error
 
     def _numbers(self, column: Any, name: str, kind: ColumnType, row: int) -> NDArray[Any]:
-        """A column as (rows,) or (rows, width) of the dtype wanted."""
+        """A column as (rows,) or (rows, width) of the dtype of `kind`."""
         assert kind.dtype is not None
         if kind.width:
             return self._vectors(column, name, kind, row)
@@ -252,7 +252,7 @@ class Table:
         return self._cast(array, name, kind, row)
 
     def _cast(self, array: NDArray[Any], name: str, kind: ColumnType, row: int) -> NDArray[Any]:
-        """To the dtype wanted, where no value changes by more than a float's rounding."""
+        """Cast to the dtype of `kind`; values may change by rounding of floats only."""
         assert kind.dtype is not None
         if kind.dtype.kind == "f":
             with np.errstate(over="ignore"):
@@ -279,12 +279,12 @@ class Table:
         kind: ColumnType,
         row: int,
     ) -> None:
-        """Raises BadCell: a number became infinite, in a cast or, of text, when it was parsed."""
+        """Raises BadCell if a number became infinite, in a cast or when text was parsed."""
         lost = infinite & np.isfinite(array)
         if lost.any():
             self._refuse_large(array, lost, name, kind, row)
         elif self.form == "csv" and not kind.width and name not in self._infinite:
-            self._infinite.add(name)  # one more pass over the file says it of all rows
+            self._infinite.add(name)  # the pass below checks all rows of the file
             done = 0
             for batch in self._csv_batches({name: ColumnType(np.dtype(np.float64))}):
                 values = batch.column(name).to_numpy(zero_copy_only=False)
@@ -340,7 +340,7 @@ class Table:
             raise self._bad(row + at, name, found, kind.width, remedy)
 
     def _type_of(self, name: str, held: Any, head: Any) -> ColumnType:
-        """Of a column of Parquet; `head` is a batch of one row, or None."""
+        """Type of a Parquet column; `head`: a batch of one row, or None."""
         if pa.types.is_dictionary(held):
             held = held.value_type
         if arrow.is_list(held):
@@ -370,11 +370,11 @@ class Table:
         remedy: str = "correct it",
         error: type[BadInput] = BadInput,
     ) -> BadInput:
-        """What a row has in a column."""
+        """Build the error for the value of a row in a column."""
         return error.at(self.place(row), f"{found} in column {name!r}", expected, remedy)
 
     def _line_of(self, row: int) -> int:
-        """Line, from 1, of the row-th line that is not empty, from 0; 0 where there is none."""
+        """Line number (from 1) of the non-empty line number `row` (from 0); 0 if there is none."""
         with self._stream() as stream:
             for line, text in enumerate(io.BufferedReader(stream), 1):
                 row -= bool(text.strip(b"\r\n"))
@@ -419,7 +419,7 @@ class Table:
 def joined(
     pieces: Iterator[list[NDArray[Any]]], row_shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Iterator[NDArray[Any]]:
-    """Columns side by side, (rows, *row_shape); the array is reused."""
+    """Join columns side by side, (rows, *row_shape); the array is reused."""
     out = np.empty((0, *row_shape), dtype)
     for arrays in pieces:
         size, at = arrays[0].shape[0], 0

@@ -1,7 +1,7 @@
 """Files that `torch.save` wrote: tensors, plain values, numpy arrays and the graphs of PyG.
 
-A process of its own loads a file and says where its tensors lie; they are read from there.  Torch's
-libraries, which take 150 MB and more, do not stay in this process.
+A child process loads the file and reports the offsets of its tensors, which are then read from the
+file.  So torch's libraries, which take 150 MB or more, are not loaded into this process.
 """
 
 import importlib
@@ -24,17 +24,17 @@ from numpy.typing import NDArray
 from preprocess.errors import BadInput
 from preprocess.files.strided import BFLOAT16, Array, GivenArray, Placed, StridedRows
 
-# what a damaged pickle raises depends on where it is damaged
+# which of these a damaged pickle raises depends on where it is damaged
 _UNREADABLE = (
     UnpicklingError, RuntimeError, OSError, EOFError, ValueError, TypeError, LookupError,
     AttributeError, AssertionError, MemoryError, struct.error,
 )  # fmt: skip
 _UNPACKABLE = (TypeError, ValueError, OverflowError, RecursionError, RuntimeError)
-_MOST_SHOWN = 100  # characters of what torch says
-_REFUSED = 3  # exit status: stdout has the message
-_ARRAY, _RECORD, _OTHER, _TUPLE = 1, 2, 3, 4  # codes of msgpack's extensions
+_MOST_SHOWN = 100  # characters of torch's message
+_REFUSED = 3  # exit status of the child if stdout holds an error message
+_ARRAY, _RECORD, _OTHER, _TUPLE = 1, 2, 3, 4  # codes of msgpack extensions
 _DATA = "torch_geometric.data"
-_RECORDS = (  # classes of which objects may be in a file
+_RECORDS = (  # classes whose objects may be in a file
     f"{_DATA}.data.Data", f"{_DATA}.data.DataTensorAttr", f"{_DATA}.data.DataEdgeAttr",
     f"{_DATA}.hetero_data.HeteroData", f"{_DATA}.feature_store.TensorAttr",
     f"{_DATA}.graph_store.EdgeAttr", f"{_DATA}.graph_store.EdgeLayout",
@@ -45,9 +45,9 @@ _RECORDS = (  # classes of which objects may be in a file
 
 
 class TorchObject:
-    """What stands for an object of a class that may be in a file: its attributes, none of its code.
+    """Holds the attributes of an object in a file, in place of an instance of its class.
 
-    The class itself is not imported, and stands for no more than this one.
+    The class itself is never imported, and none of its code runs.
     """
 
     def __init__(self, *_: Any) -> None:
@@ -60,17 +60,17 @@ class TorchObject:
 
 
 class Other(msgspec.Struct, frozen=True):
-    """A value that is nothing of what is read, in words."""
+    """A description of a value of an unsupported kind."""
 
     text: str
 
 
 def read_torch(path: Path) -> Any:
-    """What a file holds: plain values, lists, dicts, `Array`, `TorchObject` and `Other`.
+    """The content of a file: plain values, lists, dicts, `Array`, `TorchObject` and `Other`.
 
-    A file that is one tuple is one here; other tuples are lists.  A sparse matrix in CSR is a
-    `TorchObject` as torch_sparse has it.  Where torch is loaded already, or no process can be had,
-    this process reads the file.  Raises BadInput: anything else is in it.
+    A tuple at the top level stays a tuple; others become lists.  A sparse CSR matrix becomes a
+    `TorchObject` like those of torch_sparse.  If torch is imported already, or the child process
+    fails, this process loads the file.  Raises BadInput: it holds anything else.
     """
     try:
         return msgspec.msgpack.decode(_loaded_apart(path), ext_hook=_unpacked)
@@ -81,7 +81,7 @@ def read_torch(path: Path) -> Any:
 
 
 def open_tensor(path: Path, where: str, values: Any, expected: str) -> StridedRows:
-    """What `read_torch` gave for a tensor or an array, as rows.  Raises BadInput: it is neither."""
+    """Open a value of `read_torch` as rows.  Raises BadInput: it is no tensor and no array."""
     if not isinstance(values, Placed | GivenArray):
         what = values.text if isinstance(values, Other) else f"a {kind_of(values)}"
         raise BadInput.at(where, what, expected, "save it again")
@@ -89,14 +89,14 @@ def open_tensor(path: Path, where: str, values: Any, expected: str) -> StridedRo
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, for messages."""
+    """The kind of a value, for messages."""
     if isinstance(value, Placed | GivenArray):
         return "Tensor"
     return value.text if isinstance(value, Other) else type(value).__name__
 
 
 def _loaded_apart(path: Path) -> bytes:
-    """The values of a file as msgpack, by a process of its own unless torch is here already."""
+    """The values of a file as msgpack, from a child process unless torch is imported already."""
     if "torch" in sys.modules:
         return _packed(path)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -110,7 +110,7 @@ def _loaded_apart(path: Path) -> bytes:
 
 
 def main() -> int:
-    """Write the values of a file, or what is wrong with it, to stdout; the exit status."""
+    """Write the values of a file, or an error message, to stdout; returns the exit status."""
     try:
         raw, status = _packed(Path(sys.argv[1])), 0
     except BadInput as error:
@@ -123,7 +123,7 @@ def _packed(path: Path) -> bytes:
     values = _load(path)
 
     def extension(value: Any) -> Any:
-        """What msgpack has no form for."""
+        """Encode a value that msgpack does not support."""
         if isinstance(value, np.generic):
             return value.item()
         layout = str(getattr(value, "layout", type(value).__name__))
@@ -137,7 +137,7 @@ def _packed(path: Path) -> bytes:
                 "_value": value.values(), "_sparse_sizes": tuple(value.shape),
             }  # fmt: skip
             code, raw = _RECORD, {"storage": msgspec.msgpack.Ext(_RECORD, encode(parts))}
-        elif isinstance(value, TorchObject):  # a store of PyG knows the graph that it is in
+        elif isinstance(value, TorchObject):  # PyG's storages refer back to their graph
             code, raw = _RECORD, {k: v for k, v in value.attributes.items() if k != "_parent"}
         else:
             code, raw = _OTHER, layout
@@ -169,10 +169,10 @@ def _no_values(path: Path, error: Exception) -> BadInput:
 
 
 def _load(path: Path) -> Any:
-    """By torch; tensors are mapped into memory where the file's format allows it."""
+    """Load a file with torch; tensors are memory-mapped if the file's format allows it."""
     if not path.is_file():
         raise BadInput.at(path, "no file: it is missing", "a file of torch.save", "add it")
-    try:  # here, not above: torch is optional, and takes a second to load
+    try:  # imported lazily: torch is optional, and takes a second to load
         torch = importlib.import_module("torch")
     except ImportError as error:
         raise BadInput.at(
@@ -180,7 +180,7 @@ def _load(path: Path) -> Any:
             "pip install 'blockstore[torch]'",
         ) from error  # fmt: skip
     with path.open("rb") as file:
-        is_zip = file.read(2) == b"PK"  # what torch writes since 1.6
+        is_zip = file.read(2) == b"PK"  # the format of torch since 1.6
     try:
         with _allowed(torch):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
@@ -193,9 +193,9 @@ def _load(path: Path) -> Any:
 
 
 def _describe(path: Path, values: Any) -> Array | None:
-    """A tensor by its place in the file; an array, or what torch did not map, by its items.
+    """Describe a mapped tensor by its offset in the file, any other array by its items.
 
-    None where its items are no numbers of numpy's.
+    None if its items are not of a numeric dtype of numpy.
     """
     shape = tuple(int(n) for n in values.shape)
     try:
@@ -212,7 +212,7 @@ def _describe(path: Path, values: Any) -> Array | None:
 
 
 def _as_numpy(values: Any) -> NDArray[Any]:
-    """A tensor or an array as an array, without a copy; bfloat16 becomes float32, with one."""
+    """A tensor or an array as a numpy array, without a copy; bfloat16 is copied to float32."""
     if isinstance(values, np.ndarray):
         return values
     values = values.detach().resolve_conj().resolve_neg()
@@ -223,7 +223,7 @@ def _as_numpy(values: Any) -> NDArray[Any]:
 
 
 def _place_of(path: Path, tensor: Any) -> int | None:
-    """Offset in the file of the first item of a mapped tensor; None where it is not mapped.
+    """Offset in the file of the first item of a mapped tensor; None if it is not mapped.
 
     Items lie in the file as they do in memory, at the tensor's strides.
     """
@@ -240,7 +240,7 @@ def _place_of(path: Path, tensor: Any) -> int | None:
 
 
 def _is_native(path: Path) -> bool:
-    """Whether a file has the byte order of this machine; a file that does not say has."""
+    """Whether a file has this machine's byte order, which is assumed if it does not say."""
     with ZipFile(path) as file:
         names = (name for name in file.namelist() if name.endswith("/byteorder"))
         return all(file.read(name) == sys.byteorder.encode() for name in names)
@@ -248,9 +248,9 @@ def _is_native(path: Path) -> bool:
 
 @contextmanager
 def _allowed(torch: Any) -> Iterator[None]:
-    """Numpy arrays and records alone are allowed, whatever other libraries have; nothing is said.
+    """Let torch load only numpy arrays and records, whatever else is registered, without warnings.
 
-    Classes stand under the names that files have for them, older numpy's and PyG's among them.
+    Classes are registered under the names found in files, also those of older numpy and of PyG.
     """
     rebuild = importlib.import_module("numpy._core.multiarray")._reconstruct
     kinds = [getattr(np.dtypes, name) for name in dir(np.dtypes) if name.endswith("DType")]
@@ -264,7 +264,7 @@ def _allowed(torch: Any) -> Iterator[None]:
     )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that sparse tensors are new
+            warnings.simplefilter("ignore")  # about sparse tensors being new
             yield
     finally:
         torch.serialization.clear_safe_globals()

@@ -1,1 +1,1 @@
-"""Propagated features: hops of operators into a store, out of core."""
+"""Propagated features: apply operators repeatedly to features of a store, out of core."""

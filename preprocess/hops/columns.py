@@ -1,6 +1,6 @@
-"""A slice of the columns of all nodes, in memory: what operators make of it, and rows to keep.
+"""Apply operators to a slice of the columns of all nodes, in memory, and write the rows to keep.
 
-Of the rows that are kept, in their order: nodes, their places in the store, their labels.
+Also selects the rows to keep, in a random order: their nodes, positions in the store, and labels.
 """
 
 import hashlib
@@ -34,9 +34,9 @@ from preprocess.stages.rows import Emit, checked_sums
 from preprocess.stages.slots import SlotCopies
 
 NODES, PLACES = "nodes", "places"  # temporary files
-_PURPOSE = 0x486F_7073  # of the key: no other draw has it
+_PURPOSE = 0x486F_7073  # part of the random key that no other draw uses
 _STEP = 1 << 16  # rows
-_SLOT_BYTES = 40  # of a row while its label is copied
+_SLOT_BYTES = 40  # memory of a row while its label is copied
 INTO, OUT, CARRIED = "into", "out", "carried"  # temporary files
 _NONE = np.empty(0, np.float32)
 
@@ -44,13 +44,13 @@ Change = Callable[[NDArray[np.float32], int], NDArray[Any]]  # (rows, first row)
 
 
 def choose_rows(store: Store, resolved: ResolvedHops, folder: Path) -> dict[str, list[int]]:
-    """Write nodes and places of all rows; returns of each split: rows, nodes left out.
+    """Write nodes and positions of all rows; returns [rows, nodes left out] of each split.
 
     Raises BadInput: no node of a split has a label; CorruptBlock.
     """
     nodes, found = resolved.nodes, {}
     ids = read_rows(store, nodes.store_id)
-    ids -= ids.dtype.type(nodes.first)  # places in the type, by original id
+    ids -= ids.dtype.type(nodes.first)  # positions in the type, by original id
     if ids.size and int(ids.max()) >= nodes.num_nodes:
         raise CorruptBlock(f"{store.path / nodes.store_id.path}: ids of another type; ingest again")
     flags = np.empty(0, np.bool_) if ALL in resolved.sizes else labelled(store, nodes)
@@ -77,7 +77,7 @@ def choose_rows(store: Store, resolved: ResolvedHops, folder: Path) -> dict[str,
 
 
 def labelled(store: Store, nodes: NodeType) -> NDArray[np.bool_]:
-    """Whether each node has a label, or one of its row of labels, in the order of the store."""
+    """Whether each node has a label (in a row, at least one), in the order of the store."""
     assert nodes.label is not None
     flags = np.empty(nodes.num_nodes, np.bool_)
     for first, rows in scan_rows(store, nodes.label):
@@ -88,7 +88,7 @@ def labelled(store: Store, nodes: NodeType) -> NDArray[np.bool_]:
 def _labelled_ids(
     store: Store, nodes: NodeType, split: str, places: NDArray[Any], flags: NDArray[np.bool_]
 ) -> tuple[NDArray[Any], int]:
-    """Original ids of the split that have a label, in its order, and how many have none."""
+    """Original ids of a split's nodes with a label, in its order, and the number without one."""
     array = nodes.splits[split]
     out, size = np.empty(array.num_rows, np.int64), 0
     for _, ids in scan_rows(store, array):
@@ -118,7 +118,7 @@ def copy_labels(
     copy_bytes: int,
     emit: Emit,
 ) -> None:
-    """Labels of the rows from `first` on, as many as `label` has, some slots at a time."""
+    """Copy labels of the rows from `first` on, as many as `label` has, some slots at a time."""
     assert nodes.label is not None
     share = copy_bytes // 4
     step = max(1, share // _SLOT_BYTES)
@@ -133,7 +133,7 @@ def copy_labels(
 
 @dataclass(eq=False)
 class HopsRun(PipelineRun):
-    """The store that is extended, and a slice of all nodes between stages."""
+    """The run of propagation: the extended store, and memory that is kept between stages."""
 
     extender: StoreExtender
     store: Store
@@ -143,17 +143,17 @@ class HopsRun(PipelineRun):
     manifest: Manifest = field(init=False)  # with the hops
 
     def __post_init__(self) -> None:
-        self.release()  # memory is taken at the first use
+        self.release()  # memory is allocated at the first use
 
     def release(self) -> None:
-        """Give the memory of columns and blocks back."""
+        """Free the memory of columns and blocks."""
         self._columns: list[NDArray[np.float32]] = []
         self._product: RelationProduct | None = None
         self._made_for: Operator | None = None
         self._factor = self._scale = _NONE
 
     def propagate(self, number: int, at: int, operator: Operator | None) -> Facts:
-        """Keep rows of hop 0, or of the hops of operator `at`; returns scales of int8."""
+        """Compute and write rows of hop 0, or of operator `at`'s hops; returns int8 scales."""
         plan = self.plan
         if not self._columns:
             size = self.resolved.nodes.num_nodes * plan.width
@@ -185,9 +185,9 @@ class HopsRun(PipelineRun):
     def _multiply(
         self, operator: Operator, hop: int, x: NDArray[np.float32], spare: list[NDArray[np.float32]]
     ) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
-        """The next hop, and the columns that are free then."""
+        """The next hop, and the arrays that are free afterwards."""
         steps, plan = operator.steps(), self.plan
-        if self._product is None:  # of all operators: they have one relation, and weights or not
+        if self._product is None:  # shared by operators, which agree on relation and weights
             self._product = RelationProduct(
                 self.store, self.resolved.relation, load_array(self.path(CARRIED), np.uint8),
                 weighted=operator.weighted, threads=plan.threads, scan_bytes=plan.scan_bytes,
@@ -206,11 +206,11 @@ class HopsRun(PipelineRun):
         return rows, [each for each in (x, *spare) if each is not rows]
 
     def _norms(self, operator: Operator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """(factor, scale): what each sum is multiplied by; what is in each row beside its value.
+        """(factor, scale): the multiplier of each sum, and the one contained in each row.
 
-        Of `row` they are 1 / in-degree and nothing.  Else rows of node v hold 1 / sqrt(out-degree)
-        times their values: what its out-edges need; so a sum is multiplied by
-        1 / sqrt(in-degree * out-degree).
+        For `row`, factor is 1 / in-degree, and there is no scale.  For other kinds, the row of node
+        v is stored times 1 / sqrt(out-degree), as its out-edges need it; so its sum is multiplied
+        by 1 / sqrt(in-degree * out-degree).
         """
         num_nodes = self.resolved.nodes.num_nodes
         factor = np.empty(num_nodes, np.float32)
@@ -240,9 +240,9 @@ class HopsRun(PipelineRun):
         number: int,
         title: str,
     ) -> list[float]:
-        """Rows of a slice to a file, in the dtype of the store; returns the scales of int8.
+        """Write the kept rows of a slice to a file, in the stored dtype; returns int8 scales.
 
-        Raises BadInput: it cannot hold a number.
+        Raises BadInput: the dtype cannot hold a number.
         """
         dtype, unit = self.resolved.dtype, _NONE
         count = self.plan.columns(number, self.resolved.feature.row_items)
@@ -281,7 +281,7 @@ class HopsRun(PipelineRun):
         count: int,
         work: Change,
     ) -> Iterator[NDArray[Any]]:
-        """What becomes of the rows that are kept, their first `count` columns, in order."""
+        """Apply `work` to the kept rows, with their first `count` columns, in order."""
         width, together = self.plan.width, 4 * self.plan.threads
         step = max(1, self.plan.piece_bytes // (4 * width))
 
@@ -297,5 +297,5 @@ class HopsRun(PipelineRun):
 
 
 def hop_file(operator: int, hop: int, number: int) -> str:
-    """Temporary file of the rows of a hop in one slice; operator -1: hop 0, of all."""
+    """Temporary file of the rows of a hop in one slice; operator -1: hop 0, shared by all."""
     return f"hop.{operator}.{hop}.{number}"

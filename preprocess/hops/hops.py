@@ -1,9 +1,9 @@
-"""Features of a type propagated through a relation: hops of operators into a store, out of core.
+"""Propagate features of a type through a relation into a store (hops of operators), out of core.
 
-A matrix acts on each column of the features alone.  So columns are cut into slices, of which all
-nodes fit memory; the graph's blocks pass by once for each product and slice, and rows that are
-kept go to files, a slice and hop each, which are put together at the end.  Each sum is made in the
-order of the store's blocks, in float32: neither memory nor threads show.
+A matrix acts on each column of the features independently.  So columns are divided into slices for
+which all nodes fit in memory; the graph's blocks are read once for each product and slice.  Rows to
+keep go to a file for each slice and hop; these are joined at the end.  Each sum is made in the
+order of the store's blocks, in float32: results do not depend on memory or threads.
 """
 
 import os
@@ -57,7 +57,7 @@ from preprocess.stages.rows import scatter_bytes
 
 DEGREES, ROWS = "hops: degrees", "hops: rows"  # names of stages
 SLICES, ARRAYS = "hops: slices", "hops: arrays"
-_PIPELINE = 2  # goes up when stages or their files change: nothing older is taken over
+_PIPELINE = 2  # increased when stages or their files change: older work folders are not resumed
 
 
 def default_threads() -> int:
@@ -66,22 +66,22 @@ def default_threads() -> int:
 
 
 def slice_stage(number: int, operator: Operator | None, plan: HopsPlan) -> str:
-    """Name of the one that makes a slice of hop 0, or of an operator's hops."""
+    """Name of the stage that makes one slice of hop 0, or of an operator's hops."""
     name = "features" if operator is None else operator.name
     return f"hops: {name}, slice {number + 1} of {plan.num_slices}"
 
 
 @dataclass(frozen=True, slots=True)
 class HopsResult(Ran):
-    """What has been added to a store."""
+    """The hops added to a store, and the cost of the run."""
 
     manifest: Manifest
     resolved: ResolvedHops
     plan: HopsPlan
-    rows: dict[str, int]  # of each split
+    rows: dict[str, int]  # number of rows of each split
     without_label: dict[str, int]  # nodes of each split that were left out
-    without_edges: int  # nodes to which no edge leads
-    array_bytes: int  # of features, as files
+    without_edges: int  # nodes without in-edges
+    array_bytes: int  # bytes of the feature arrays on disk
     stages: tuple[StageResult, ...]  # those of earlier runs included
 
     def text(self, path: Path) -> str:
@@ -116,11 +116,11 @@ def make_hops(
 
     threads   0: one a core
     fresh     begin from scratch, whatever an earlier run has left
-    inside    another run has these stages among its own: it shows them, and says what stays
+    inside    the stages are part of another run, which displays them, and says what stays
 
     Raises BadInput, BudgetTooSmall, OutOfSpace, StoreBusy, StoreExists, NotAStore, CorruptBlock;
-    the store is as it was then.  When the disk fills up, or the run is stopped, finished stages
-    stay beside the store, and the same call goes on after them.
+    the store is unchanged then.  If the disk fills up, or the run is stopped, finished stages stay
+    beside the store, and the same call resumes after them.
     """
     path, threads = path.resolve(), threads or default_threads()
     manifest = open_store(path).manifest
@@ -148,7 +148,7 @@ def make_hops(
 
 
 class HopStages:
-    """The stages that add hops to a store, also to one that is yet to come."""
+    """The stages that add hops to a store, possibly one that does not exist yet."""
 
     def __init__(self, manifest: Manifest, resolved: ResolvedHops, plan: HopsPlan) -> None:
         self._manifest, self.resolved, self.plan = manifest, resolved, plan
@@ -181,7 +181,7 @@ class HopStages:
         return [*made, Stage(ARRAYS, cost, self._commit, ends=True)]
 
     def _slice_stages(self) -> list[Stage[HopsRun]]:
-        """Hop 0 if it is missing, then each operator's, slice by slice."""
+        """Stages of hop 0 if it is missing, then of each operator's hops, slice by slice."""
         resolved, plan = self.resolved, self.plan
         nodes, rows = resolved.nodes.num_nodes, resolved.num_rows
         ids, item = ITEM_BYTES[self._manifest.id_dtype], ITEM_BYTES[resolved.dtype]
@@ -211,7 +211,7 @@ class HopStages:
         return made
 
     def _commit(self, run: HopsRun) -> None:
-        """Put the arrays together; the store has them then."""
+        """Assemble the arrays, and publish them in the store."""
         run.release()
         sets = {split: self._write(run, split) for split in run.facts(ROWS)["splits"]}
         run.manifest = run.extender.commit(self.resolved.extended(run.store.manifest, sets))
@@ -246,7 +246,7 @@ class HopStages:
         return {"splits": splits}
 
     def _cut(self, run: HopsRun) -> None:
-        """Features to a file for each slice, as float32.  Raises BadInput: NaN or infinity."""
+        """Write features to a file for each slice, as float32.  Raises BadInput: NaN, infinity."""
         feature, plan = self.resolved.feature, self.plan
         scan = max(1, plan.piece_bytes * feature.row_bytes // (4 * feature.row_items))
         check = partial(self._check_finite, run.store.path)
@@ -264,7 +264,7 @@ class HopStages:
             )  # fmt: skip
 
     def _write(self, run: HopsRun, split: str) -> HopSet:
-        """All arrays of a split; returns its set, with what was there before."""
+        """Write all arrays of a split; returns its set, earlier hops included."""
         resolved, manifest, splits = self.resolved, run.store.manifest, run.facts(ROWS)["splits"]
         nodes, rows = resolved.nodes, splits[split][0]
         sizes = [size for size, _ in splits.values()]
@@ -314,7 +314,7 @@ class HopStages:
     def _assemble(
         self, run: HopsRun, array: RowArray, first: int, parts: list[tuple[str, int]], dtype: Any
     ) -> None:
-        """Rows of an array out of files with some columns of each; `parts`: (file, columns)."""
+        """Write an array from files that hold some of its columns; `parts`: (file, columns)."""
         step = max(1, self.plan.buffer // array.row_bytes)
         files = [(run.path(name), width) for name, width in parts]
         with (
@@ -326,17 +326,17 @@ class HopStages:
                 stage.advance(rows.nbytes)
 
 
-# -- hops of a store that an ingest is about to make ----------------------------------------------
+# -- hops of a store that an ingest will make -----------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class HopsEstimate:
-    """What hops of an ingest will take."""
+    """The estimated cost of an ingest's hops."""
 
     operators: tuple[str, ...]
     hops: int
     node_type: str
-    rows: Mapping[str, int]  # of each split, at most
+    rows: Mapping[str, int]  # maximum number of rows of each split
     plan: HopsPlan
     temporary_bytes: int
 
@@ -344,9 +344,9 @@ class HopsEstimate:
 def estimate_hops(
     manifest: Manifest, options: IngestOptions, where: str
 ) -> tuple[HopsEstimate, list[Stage[HopsRun]]]:
-    """What is asked for, and its stages.  Raises BadInput, BudgetTooSmall.
+    """The estimate of the requested hops, and their stages.  Raises BadInput, BudgetTooSmall.
 
-    manifest   of the store to come, edges and labelled nodes as many as there may be
+    manifest   that of the future store, with upper bounds of edges and labelled nodes
     """
     request = options.hops
     assert request is not None
@@ -369,7 +369,7 @@ def estimate_hops(
 
 
 def without_splits(contents: Contents, options: IngestOptions) -> IngestOptions:
-    """For a source whose splits are not known yet: hops as if every node were in one."""
+    """For a source whose splits are not known yet: plan hops as if a split had all nodes."""
     asked = options.hops
     if asked is None or asked.rows == ALL or any(t.splits for t in contents.types):
         return options

@@ -1,4 +1,4 @@
-"""What propagation is about, and what it will take: operators, memory, passes, disk.  Pure."""
+"""Operators of propagation, and the plan of its memory, passes and disk space.  Pure."""
 
 from dataclasses import dataclass
 from math import ceil, exp, log
@@ -24,19 +24,19 @@ from preprocess.ingest.contents import as_path, row_disk_bytes
 from preprocess.ingest.options import HopsRequest
 from preprocess.ingest.plan import interpreter_bytes, too_little_memory, with_interpreter
 
-ALL = "all"  # the split that is every node
+ALL = "all"  # the split that contains every node
 
-SERIES_ERROR = 1e-7  # what the rest of a series may be, times the features
-_MOST_T = 20.0  # of the heat kernel: its terms must fit float32
+SERIES_ERROR = 1e-7  # bound of the truncated rest of a series, relative to the features
+_MOST_T = 20.0  # maximum t of the heat kernel, whose terms must fit in float32
 _MIN_ALPHA = 0.005
 
 _FIXED_BYTES = 8 << 20  # Zarr metadata, small buffers
 _INTERPRETER_BYTES = 128 << 20  # Python, numpy and compiled kernels: a quarter of --mem at most
 _MOST_SCAN, _MOST_PIECE, _MOST_BUFFER = 2 << 20, 1 << 20, 8 << 20
 _MIN_PIECE = 16 << 10
-_CRC_BYTES = 16  # a page of the array being written
+_CRC_BYTES = 16  # for each page of the array being written
 _LINE_ITEMS = 16  # float32 in a cache line
-_MOST_WIDTH = 1 << 10  # of a slice
+_MOST_WIDTH = 1 << 10  # columns of a slice
 
 
 class Operator(NamedTuple):
@@ -46,20 +46,20 @@ class Operator(NamedTuple):
     loops: bool
     parameter: float  # alpha or t; 0: none
     weighted: bool
-    relation: str  # name; empty where the type has no other with itself
+    relation: str  # name; empty if it is the only relation of the type with itself
 
     @property
     def name(self) -> str:
-        """With all that it depends on."""
+        """A name with all parameters."""
         text = f"{self.kind}:{self.parameter:g}" if self.parameter else self.kind
         text += "+loops" * self.loops + "+weights" * self.weighted
         return f"{text}@{self.relation}" if self.relation else text
 
     def steps(self) -> list[tuple[float, float]]:
-        """What makes a hop: (scale, share) of each product out = scale * T rows + share * x.
+        """The products that make a hop: (scale, share) of each out = scale * T rows + share * x.
 
-        T is the normalised matrix, `rows` the features of the hop before at first, then what the
-        product before has given; x are always those of the hop before.
+        T is the normalised matrix, x the features of the previous hop; `rows` is x in the first
+        product, then the output of the previous product.
         """
         if self.kind == "ppr":
             count = max(1, ceil(log(SERIES_ERROR / 2) / log(1 - self.parameter)))
@@ -73,7 +73,7 @@ class Operator(NamedTuple):
 
 
 def _heat_terms(t: float) -> int:
-    """Of the series of exp(-t (I - T)): what is left out adds up to SERIES_ERROR at most."""
+    """Terms of the series of exp(-t (I - T)), such that the rest is at most SERIES_ERROR."""
     term, total, k = exp(-t), exp(-t), 0
     while 1 - total > SERIES_ERROR / 2:
         k += 1
@@ -83,7 +83,7 @@ def _heat_terms(t: float) -> int:
 
 
 class ResolvedHops(NamedTuple):
-    """The same, found in a manifest."""
+    """A `HopsRequest` whose names were found in a manifest."""
 
     nodes: NodeType
     relation: Relation
@@ -92,13 +92,13 @@ class ResolvedHops(NamedTuple):
     operators: tuple[Operator, ...]
     hops: int
     dtype: str
-    sizes: dict[str, int]  # rows of each split at most
-    held: dict[str, int]  # hops that there are already, by name of the operator; -1: not even hop 0
+    sizes: dict[str, int]  # maximum rows of each split
+    held: dict[str, int]  # hops that exist already, by name of the operator; -1: not even hop 0
     seed: int
 
     @property
     def is_new(self) -> bool:
-        """Whether nodes, labels and hop 0 are to be written."""
+        """Whether nodes, labels and hop 0 must be written."""
         return not any(split in self.nodes.hops for split in self.sizes)
 
     @property
@@ -106,7 +106,7 @@ class ResolvedHops(NamedTuple):
         return sum(self.sizes.values())
 
     def missing(self, operator: Operator) -> range:
-        """Hops from 1 on that are to be written."""
+        """Hops of an operator, from 1 on, that must be written."""
         return range(self.held.get(operator.name, 0) + 1, self.hops + 1)
 
     @property
@@ -121,11 +121,11 @@ class ResolvedHops(NamedTuple):
         )  # fmt: skip
 
     def folder(self, split: str) -> str:
-        """Of the arrays of a split."""
+        """Folder of the arrays of a split."""
         return f"nodes/{as_path(self.nodes.name)}/hops/{as_path(split)}"
 
     def extended(self, manifest: Manifest, sets: dict[str, HopSet]) -> Manifest:
-        """The manifest with these sets; its fingerprint is to be made."""
+        """The manifest with these sets, without an updated fingerprint."""
         hops = {**self.nodes.hops, **sets}
         types = tuple(
             msgspec.structs.replace(t, hops=hops) if t.name == self.nodes.name else t
@@ -143,7 +143,7 @@ def gapless(
 
 
 def resolve_hops(manifest: Manifest, request: HopsRequest, where: str) -> ResolvedHops:
-    """Find what is named in a store, which is at `where`.  Raises BadInput."""
+    """Look up the names in a store's manifest; `where`: path of the store.  Raises BadInput."""
     _check_numbers(request)
     nodes = _find_type(manifest, request, where)
     relation, named = _find_relation(manifest, nodes, request, where)
@@ -211,7 +211,7 @@ def _find_type(manifest: Manifest, request: HopsRequest, where: str) -> NodeType
 def _find_relation(
     manifest: Manifest, nodes: NodeType, request: HopsRequest, where: str
 ) -> tuple[Relation, bool]:
-    """The relation, and whether there are others."""
+    """The relation, and whether the type has other relations with itself."""
     own = _of_itself(manifest, nodes)
     found = own
     if request.relation:
@@ -259,7 +259,7 @@ def _find_held(
     nodes: NodeType, sizes: dict[str, int], operators: tuple[Operator, ...], request: HopsRequest,
     feature: str, dtype: str, where: str,
 ) -> dict[str, int]:  # fmt: skip
-    """Hops of each operator that these splits have, which must all have the same."""
+    """Existing hops of each operator; all splits must have the same."""
     sets = {name: nodes.hops[name] for name in sizes if name in nodes.hops}
     if not sets:
         return {}
@@ -296,22 +296,22 @@ def _find_held(
 
 @dataclass(frozen=True, slots=True)
 class HopsPlan(SlicedPlan):
-    arrays: int  # of one slice of all nodes, float32
-    resident: bool  # the graph's blocks are read once, and held
+    arrays: int  # number of float32 arrays of one slice of all nodes in memory
+    resident: bool  # whether the graph's blocks are read once, and stay in memory
     threads: int
-    scan_bytes: int  # of blocks, that a thread reads at a time
-    piece_bytes: int  # of rows on their way, in float32
-    buffer: int  # of each of two buffers of the array being written
-    copy_bytes: int  # for labels on their way, and for the slots that they get
+    scan_bytes: int  # bytes of blocks that a thread reads at a time
+    piece_bytes: int  # bytes of float32 rows processed at a time
+    buffer: int  # bytes of each of the two buffers of the array being written
+    copy_bytes: int  # bytes for copying labels to their slots
     num_products: int
-    graph_reads: int  # for products; one more counts edges
-    array_bytes: int  # on disk, for good
+    graph_reads: int  # for products, without the one that counts edges
+    array_bytes: int  # permanent bytes on disk
 
 
 def plan_hops(
     manifest: Manifest, resolved: ResolvedHops, mem_bytes: int, threads: int
 ) -> HopsPlan:  # fmt: skip
-    """Share out --mem.  Raises BudgetTooSmall with the minimum that would do."""
+    """Divide --mem.  Raises BudgetTooSmall with the minimum."""
     nodes, feature, columns = resolved.nodes, resolved.feature, resolved.feature.row_items
     series = any(len(operator.steps()) > 1 for operator in resolved.operators)
     arrays, block = (3 if series else 2), manifest.block_bytes
@@ -362,12 +362,12 @@ def plan_hops(
 
 
 def _pieces(piece_bytes: int, threads: int, slots: list[int]) -> int:
-    """Of rows on their way: those taken, converted, their places; those read, of two lanes."""
+    """Bytes of pieces of rows: gathered, converted and their positions; or read in two lanes."""
     return max(4 * threads * piece_bytes, 8 * max(slots[-1], piece_bytes))
 
 
 def _padded(columns: int) -> int:
-    """Columns as they are in memory: full cache lines, or a part of one that fills it evenly."""
+    """Columns padded to full cache lines, or to a power of two if there are fewer than a line."""
     if columns >= _LINE_ITEMS:
         return -(-columns // _LINE_ITEMS) * _LINE_ITEMS
     width = 1
@@ -377,7 +377,7 @@ def _padded(columns: int) -> int:
 
 
 def _width(columns: int, fitting: int) -> int:
-    """Columns of a slice: as many as fit, slices as equal as full lines allow."""
+    """Columns of a slice: as many as fit, with slices of about equal size in full cache lines."""
     if fitting >= _padded(columns) <= _MOST_WIDTH:
         return _padded(columns)
     if fitting < _LINE_ITEMS:
@@ -392,7 +392,7 @@ def _width(columns: int, fitting: int) -> int:
 
 
 def _tables(manifest: Manifest, resolved: ResolvedHops, sample: list[RowArray]) -> int:
-    """What stays in memory beside the columns: checksums, places of blocks, small arrays."""
+    """Bytes in memory beside the columns: checksums, offsets of blocks, small arrays."""
     relation, block = resolved.relation, manifest.block_bytes
     pages = max(row_disk_bytes(array, block) for array in sample) // PAGE_BYTES
     largest = max(ITEM_BYTES[dtype] * size for _, dtype, size in side_arrays(manifest))

@@ -1,1 +1,1 @@
-"""From a source to a store: what will be written, and the stages that write it."""
+"""Ingest a source into a store: plan what will be written, and run the stages that write it."""

@@ -1,4 +1,4 @@
-"""What a store will hold: its arrays and graphs, from a source's headers and the options.  Pure."""
+"""The arrays and graphs of a store, planned from a source's headers and the options.  Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -25,18 +25,18 @@ from preprocess.stages.csc import Widths
 WEIGHT, TIME = "weight", "time"  # edge arrays that lie inside graph blocks
 SPLITS = ("train", "valid", "test")
 _MOST_PART_BYTES, _MOST_SHOWN = 240, 40  # file systems allow 255
-_EDGE_BYTES = 16  # an edge of a source that does not say
+_EDGE_BYTES = 16  # assumed for an edge if the source's file has no size
 
 
 class ArrayContent(NamedTuple):
-    """An array of the source and what becomes of it."""
+    """An array of the source, and the array of the store that it becomes."""
 
     source: SourceRows
     array: RowArray
 
     @property
     def is_stored(self) -> bool:
-        """Whether rows come as a store has them."""
+        """Whether the rows come from a store, in its stored form."""
         return self.source.stored is not None
 
 
@@ -48,7 +48,7 @@ class TypeContents:
     original_id: RowArray
     store_id: RowArray
     features: tuple[ArrayContent, ...]
-    label: ArrayContent | None  # its dtype may change once the labels have been looked at
+    label: ArrayContent | None  # its dtype may change after the labels have been read
     splits: tuple[ArrayContent, ...]
 
     @property
@@ -57,7 +57,7 @@ class TypeContents:
 
     @property
     def partition_path(self) -> str:
-        """Of the side array of partitions."""
+        """Path of the side array of partition offsets."""
         return f"nodes/{as_path(self.name)}/partition_offsets"
 
 
@@ -66,20 +66,20 @@ class RelationContents:
     source: SourceRelation
     src: TypeContents
     dst: TypeContents
-    undirected: bool  # reverses are added to the relation itself
+    undirected: bool  # whether reverse edges are added to this relation
     keep_loops: bool
-    widths: Widths  # while edges are sorted: edge ids guide edge arrays too
+    widths: Widths  # of ids while edges are sorted: with edge ids if edge arrays need them
     edge_id_dtype: str | None  # of edge ids in the store
     weight: SourceRows | None
     time: SourceRows | None
     features: tuple[ArrayContent, ...]
     splits: tuple[ArrayContent, ...]
     reverse_of: str
-    ids: SourceRows | None = None  # of edges, where these are not their positions
+    ids: SourceRows | None = None  # edge ids, if they are not the positions of the edges
 
     @property
     def path(self) -> str:
-        """Of its folder in the store."""
+        """Path of its folder in the store."""
         return relation_path(self.source)
 
     @property
@@ -88,19 +88,19 @@ class RelationContents:
 
     @property
     def source_bytes(self) -> int:
-        """What one read of its edges brings."""
+        """Bytes of one read of all its edges."""
         path = Path(self.source.where)
         size = path.stat().st_size if path.is_file() else 0
         return size or _EDGE_BYTES * self.source.num_edges
 
     @property
     def place_dtype(self) -> str:
-        """Of the places of edges in the order of the blocks."""
+        """Dtype of the positions of edges in block order."""
         return place_dtype(self.most_edges)
 
     @property
     def layout(self) -> EdgeLayout:
-        """Of its graph blocks."""
+        """Layout of the edges in its graph blocks."""
         return EdgeLayout(
             self.widths.node,
             id_bits(self.src.num_nodes),
@@ -112,7 +112,7 @@ class RelationContents:
 
     @property
     def item_bytes(self) -> int:
-        """Of an edge in arrays, before it is packed."""
+        """Bytes of an edge in arrays, before it is packed."""
         return ITEM_BYTES[self.widths.node] + sum(self.layout.bits[1:]) // 8
 
     @property
@@ -141,20 +141,20 @@ class Contents:
 
     @property
     def column_item_bytes(self) -> int:
-        """Of an edge in columns in memory: with its id where these become the graph itself."""
+        """Bytes of an edge in columns in memory; those of a single relation also hold edge ids."""
         return self.relations[0].widths.key_bytes - 4 if len(self.relations) == 1 else 4
 
     def columns_fit(self, share: int) -> bool:
-        """Whether the columns that give the order can stay in memory, beside other things."""
+        """Whether the columns that decide the node order fit in memory, in a third of `share`."""
         return self.column_item_bytes * self.most_edges <= share // 3
 
     @property
     def reads_columns(self) -> bool:
-        """Whether columns on disk that gave the order become the graph: else the source does."""
+        """Whether the graph is made of the columns on disk; otherwise the source is read again."""
         return len(self.relations) == 1 and not self.relations[0].widths.edge
 
     def rows(self) -> list[ArrayContent]:
-        """Every array that comes from the source, those inside blocks aside."""
+        """Every array that comes from the source, except those inside graph blocks."""
         found: list[ArrayContent] = []
         for t in self.types:
             found += [*t.features, *([t.label] if t.label else []), *t.splits]
@@ -169,7 +169,7 @@ class Contents:
 
 
 def list_contents(source: Source, options: IngestOptions) -> Contents:
-    """What `source` becomes.  Raises BadInput: what no store can hold."""
+    """The contents of the store for `source`.  Raises BadInput: something no store can hold."""
     total = sum(source.num_nodes.values())
     node = options.node_dtype(total)
     types: dict[str, TypeContents] = {}
@@ -189,7 +189,7 @@ def list_contents(source: Source, options: IngestOptions) -> Contents:
 
 
 def check_left_out(source: Source, options: IngestOptions) -> None:
-    """Raises BadInput: a split that is to be left out, and is not there."""
+    """Raises BadInput if a split to be left out does not exist."""
     rows = [r for name in source.num_nodes for r in source.splits(name)]
     rows += [r for relation in source.relations for r in source.edge_splits(relation)]
     names = list(dict.fromkeys(r.name for r in rows))
@@ -206,13 +206,13 @@ def row_disk_bytes(array: RowArray, block_bytes: int) -> int:
 
 
 def graph_bytes(relation: RelationContents, options: IngestOptions) -> int:
-    """Blocks of a relation, with their headers and what is left of them."""
+    """Bytes of a relation's blocks, with headers and unused space."""
     size = relation.most_edges * sum(relation.layout.bits) // 8 + 4 * relation.dst.num_nodes
     return size + size // 64 + options.block_bytes
 
 
 def as_path(name: str) -> str:
-    """A name as part of a path in a store: what file systems and Zarr dislike becomes %xx.
+    """A name as part of a path in a store: characters unsafe in files or Zarr become %xx.
 
     Raises BadInput: it is too long for a file system.
     """
@@ -223,7 +223,7 @@ def as_path(name: str) -> str:
 
 
 def check_length(part: str) -> None:
-    """Raises BadInput: part of a path is longer than file systems allow, with what is appended."""
+    """Raises BadInput if part of a path, with its suffixes, is longer than file systems allow."""
     if len(part) > _MOST_PART_BYTES:
         raise BadInput.at(
             f"name {part[:_MOST_SHOWN]}...", f"{len(part)} bytes where it is part of a path",
@@ -232,18 +232,18 @@ def check_length(part: str) -> None:
 
 
 def relation_path(relation: SourceRelation) -> str:
-    """Of a relation's folder in a store."""
+    """Path of a relation's folder in a store."""
     part = "___".join(as_path(n) for n in (relation.src, relation.name, relation.dst))
     check_length(part)
     return f"edges/{part}"
 
 
 def split_sizes(shares: Sequence[float], total: int) -> list[tuple[int, int]]:
-    """The places of each split among `total`: (first, stop)."""
+    """The range (first, stop) of each split among `total` places."""
     ends = [0]
     for share in shares:
         ends.append(min(total, ends[-1] + round(share * total)))
-    if sum(shares) > 1 - 1e-9:  # nothing is left out, whatever was rounded
+    if sum(shares) > 1 - 1e-9:  # rounding must not leave any place out
         ends[-1] = total
     return list(pairwise(ends))
 
@@ -268,7 +268,7 @@ def _type_contents(
 def _features(
     path: str, rows: Iterable[SourceRows], options: IngestOptions
 ) -> tuple[ArrayContent, ...]:
-    """Floats, and the main array whatever it holds, are cast; other numbers stay."""
+    """Floats and the main array are cast to the dtype of the options; other numbers stay."""
     found = []
     for r in rows:
         dtype = options.dtype if r.dtype.kind == "f" or r.name == "x" else _plain_dtype(r)
@@ -326,12 +326,12 @@ def _relation_contents(
 
 
 def place_dtype(num_edges: int) -> str:
-    """Width of places of edges; the largest number means: nowhere."""
+    """Dtype of positions of edges; the largest number means that an edge is not stored."""
     return "uint32" if num_edges < 2**32 - 1 else "uint64"
 
 
 def edge_id_dtype(num_edges: int, kept: bool) -> str | None:
-    """Width of edge ids; added reverses have ids up to twice the edges."""
+    """Dtype of edge ids; added reverses have ids up to twice the number of edges."""
     if not kept:
         return None
     return "uint32" if 2 * num_edges < 2**32 else "uint64"
@@ -345,7 +345,7 @@ def _row_array(path: str, rows: SourceRows, dtype: str) -> RowArray:
 
 
 def _plain_dtype(rows: SourceRows) -> str:
-    """Raises BadInput: nothing that a store can hold."""
+    """The dtype in a store.  Raises BadInput: a store cannot hold it."""
     name = "uint8" if rows.dtype.kind == "b" else rows.dtype.name
     if name not in ITEM_BYTES:
         raise BadInput.at(

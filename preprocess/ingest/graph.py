@@ -1,7 +1,7 @@
-"""The stages of graphs: count, columns by source id, node order, columns by store id.
+"""The stages of graphs: count edges, sort columns by source id, order nodes, sort by store id.
 
-Nodes of all types are numbered through: id of the type's first node + id.  Their order is found on
-the union of all relations; then each relation is sorted into columns by store id.
+Nodes of all types share one numbering: the first id of the type + the id in the type.  Their order
+is found on the union of all relations; then each relation is sorted into columns by store id.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -53,7 +53,7 @@ def counts_file(number: int) -> str:
 
 @dataclass(eq=False)
 class IngestRun(PipelineRun):
-    """The store that is written, and all graphs of the source on their way into it."""
+    """The run of an ingest: the store being written, and the graphs between stages."""
 
     writer: StoreWriter
     job: IngestJob
@@ -66,7 +66,7 @@ class IngestRun(PipelineRun):
         self._options = self.job.options
 
     def count(self) -> int:
-        """Read all edges once: every id is checked, targets are counted, into files.
+        """Read all edges once, check every id, and write the in-degrees of each relation to a file.
 
         Returns the bytes that sorting the longest column takes.
         """
@@ -86,7 +86,7 @@ class IngestRun(PipelineRun):
         return self._contents.columns_fit(self._share) and longest_bytes <= self._share // 4
 
     def columns(self, in_memory: bool) -> None:
-        """Columns of the union by source id: in memory, else into the files COLUMNS and DEGREES."""
+        """Sort the union's columns by source id, into memory or the files COLUMNS and DEGREES."""
         if self._held is not None:
             return
         contents, counts = self._contents, self._union_counts()
@@ -112,7 +112,7 @@ class IngestRun(PipelineRun):
             file.close()
 
     def partition(self, classes: NodeClasses) -> Partitioning:
-        """Find a partition of the nodes, and write it to PARTITION; `stages.partition`."""
+        """Partition the nodes (see `stages.partition`), and write the file PARTITION."""
         settings = self._options.partition
         assert settings is not None
         with self._open_columns() as file:
@@ -124,8 +124,8 @@ class IngestRun(PipelineRun):
         return found.report
 
     def order(self) -> list[int]:
-        """Find the order, and write the rank; returns where each (type, partition) begins, and the
-        end.
+        """Write the node order to the file RANK; returns where each (type, partition) begins, then
+        the end.
         """
         options, contents = self._options, self._contents
         order = None
@@ -151,7 +151,7 @@ class IngestRun(PipelineRun):
 
     @property
     def nodes(self) -> NodeOrder | None:
-        """Their order, also one that an earlier run has found; None: they keep their numbers."""
+        """The node order, loaded if an earlier run has found it; None: nodes keep their numbers."""
         if self._nodes is None and self._options.renames:
             self._nodes = NodeOrder.from_rank(load_array(self.path(RANK), np.uint32))
         return self._nodes
@@ -162,7 +162,7 @@ class IngestRun(PipelineRun):
     def sorted_relation(self, number: int, share: int) -> Iterator[WholeColumns]:
         """All columns of a relation by store id, in order; column 0 is the type's first node.
 
-        `share`: bytes of memory, at most those that this was made with.
+        `share`: bytes of memory, at most the job's share.
         """
         relation, nodes = self._contents.relations[number], self.nodes
         widths, dst = relation.widths, relation.dst
@@ -195,7 +195,7 @@ class IngestRun(PipelineRun):
             self._held = None
 
     def _can_gather(self, relation: RelationContents) -> bool:
-        """Whether columns in memory are those of the relation, ids included."""
+        """Whether the columns in memory are the relation's, with edge ids if these are needed."""
         assert self._held is not None
         with_ids = self._held.edge_ids.size == self._held.sources.size
         return len(self._contents.relations) == 1 and (with_ids or not relation.widths.edge)
@@ -207,7 +207,7 @@ class IngestRun(PipelineRun):
         return ColumnFile.reopen(self.path(COLUMNS), degrees)
 
     def _union_counts(self) -> NDArray[np.uint32]:
-        """Edges into each node, of all relations."""
+        """In-degrees of the nodes in the union of all relations."""
         total = np.zeros(self._contents.num_nodes, np.uint32)
         for number, r in enumerate(self._contents.relations):
             counts = load_array(self.path(counts_file(number)), np.uint32)
@@ -221,7 +221,7 @@ class IngestRun(PipelineRun):
     def _edges(
         self, relation: RelationContents, rank: SavedArray | None, base: int, with_ids: bool
     ) -> EdgeReader:
-        """Both ends by store id, or without `rank` by source id; columns count from `base`."""
+        """Edges by store ids, or by source ids if `rank` is None; columns count from `base`."""
         r, src, dst = relation, relation.src, relation.dst
         ends = Ends(r.undirected, r.keep_loops, src_first=src.first, dst_first=dst.first, base=base)
         spans, source = (slice(src.first, src.stop), slice(dst.first, dst.stop)), self.job.source
@@ -245,7 +245,7 @@ class IngestRun(PipelineRun):
         drop_equal: bool,
         share: int,
     ) -> Generator[WholeColumns]:
-        """All columns in order; by tasks, where there is an executor."""
+        """All columns in order, sorted by tasks if there is an executor."""
         if self.executor is None:
             records = (e for r in readers for e in r.read(share // 4, self.progress, None))
             yield from sorted_columns(
@@ -260,7 +260,7 @@ class IngestRun(PipelineRun):
     def _gathered(
         self, file: ColumnFile, nodes: NodeOrder, widths: Widths, share: int
     ) -> Iterator[WholeColumns]:
-        """Columns by store id from those by source id, all in memory."""
+        """Columns by store id, made of the columns by source id in memory."""
         dst = self._contents.relations[0].dst
         order = nodes.order[dst.first : dst.stop]
         counts = np.empty(order.size, np.uint32)

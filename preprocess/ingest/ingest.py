@@ -1,7 +1,7 @@
-"""From a source to a store: the stages in order, within one budget, whole or absent.
+"""Ingest a source into a store: stages in order, within one memory budget, all or nothing.
 
-Each stage leaves a record in the work folder: after a kill the same command goes on behind the
-last one.
+Each finished stage is recorded in the work folder: after a kill the same command resumes after the
+last recorded one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +59,7 @@ from preprocess.stages.labels import NodeClasses, source_classes
 from preprocess.stages.scan import check_edge_splits
 
 _PARTITIONING = "partitioning"  # in the facts of a stage
-_PIPELINE = 3  # goes up when stages or their files change: nothing older is taken over
+_PIPELINE = 3  # increased when stages or their files change: older work folders are not resumed
 
 
 def ingest(
@@ -74,14 +74,14 @@ def ingest(
     """Write the store.
 
     fresh     begin from scratch, whatever an earlier run has left
-    files     of the source, as they were when it was opened; None: as they are now
-    executor  of tasks that sort edges and place rows, each within the memory of the options; the
-              store is the same
+    files     state of the source's files when it was opened; None: their state now
+    executor  runs tasks that sort edges and place rows, each within the memory of the options; the
+              store is the same with or without
 
-    Raises BadInput, also for a file that changes meanwhile, StoreExists, BudgetTooSmall, StoreBusy
-    and, where there is too little room from the start, OutOfSpace: nothing is left behind then.
-    Where the disk fills up later, or the run is stopped, finished stages stay, and the same call
-    goes on behind them.
+    Raises BadInput (also if a file changes meanwhile), StoreExists, BudgetTooSmall, StoreBusy and,
+    if there is too little disk space from the start, OutOfSpace; nothing is left behind then.  If
+    the disk fills up later, or the run is stopped, finished stages stay, and the same call resumes
+    after them.
     """
     check_free(target, target, preparation_of(target))
     files = files or SourceFiles(source.files)
@@ -105,8 +105,8 @@ def write_store(
 ) -> IngestResult:
     """Run the stages in a work folder beside the target.
 
-    files    of the source, as they were when it was opened
-    signed   everything that decides the store's bytes, files aside
+    files    state of the source's files when it was opened
+    signed   everything that decides the store's bytes, except the files
 
     Raises what `ingest` does.
     """
@@ -147,16 +147,16 @@ def write_store(
 def _hops(
     run: IngestRun, manifest: Manifest, options: IngestOptions, target: Path
 ) -> tuple[Manifest, tuple[StageResult, ...]]:
-    """Hops in the store that is about to appear; an earlier run may have added them.
+    """Add propagated features to the new store, unless an earlier run has added them.
 
-    Raises BadInput: there cannot be any; the store appears without.
+    Raises BadInput: they cannot be computed; the store is then published without them.
     """
     assert options.hops is not None
     run.forget_order()
     with suppress(NotAStore):
         held = open_store(run.result).manifest
         if any(t.hops for t in held.types):
-            with StoreExtender(run.result):  # removes what that run has left
+            with StoreExtender(run.result):  # removes the leftovers of that run
                 return held, ()
     run.writer.settle(manifest)
     try:
@@ -173,11 +173,11 @@ class IngestStages:
     def __init__(
         self, source: Source, contents: Contents, options: IngestOptions, spread: bool = False
     ) -> None:
-        """Share out the memory.
+        """Divide the memory budget.
 
-        spread   whether tasks of an executor will do what they can
+        spread   whether an executor will run tasks for the stages that support it
 
-        Raises BadInput; BudgetTooSmall with the minimum that would do for the ingest and its hops.
+        Raises BadInput; BudgetTooSmall with the minimum for both the ingest and its hops.
         """
         self.job = IngestJob(source, contents, options, 0, 0)
         self.hops: HopsEstimate | None = None
@@ -205,7 +205,7 @@ class IngestStages:
         return [*self.first_stages(), *self.later_stages()]
 
     def later_stages(self) -> list[IngestStage]:
-        """Those that depend on what the first have found."""
+        """Stages that depend on the results of the first ones."""
         found = self._order_stages()
         for relation in self._relations():
             found += relation.stages()
@@ -220,7 +220,7 @@ class IngestStages:
         return [TypeStages(self.job, i) for i in range(len(self.job.contents.types))]
 
     def all_stages(self) -> list[Stage[Any]]:
-        """Those of hops too."""
+        """All stages, those of propagated features included."""
         return [*self.stages(), *self._hop_stages]
 
     def plan(self) -> IngestPlan:
@@ -243,7 +243,7 @@ class IngestStages:
         )
 
     def first_stages(self) -> list[IngestStage]:
-        """Those after which it is known what the others do."""
+        """Stages whose results decide what the later ones do."""
         contents, types = self.job.contents, self._types()
         bits = {t.bits_file: -(-t.type.num_nodes // 8) for t in types if t.splits_seeded}
         counts = {counts_file(i): 4 * r.dst.num_nodes for i, r in enumerate(contents.relations)}
@@ -255,9 +255,9 @@ class IngestStages:
         ]
 
     def decide(self, run: IngestRun) -> None:
-        """The first stages are over: see where the columns are, or will be.
+        """After the first stages: decide whether columns stay in memory or go to disk.
 
-        Raises BudgetTooSmall: sorting the longest column takes too much.
+        Raises BudgetTooSmall: sorting the longest column takes too much memory.
         """
         job, longest = self.job, run.facts(COUNT)["longest"]
         check_longest(job, longest)
@@ -280,7 +280,7 @@ class IngestStages:
         return {"labels": {name: facts for name, facts in labels.items() if facts is not None}}
 
     def _order_stages(self) -> list[IngestStage]:
-        """Columns by source id, a partition of the nodes, their order: those that are needed."""
+        """Columns by source id, a partition of the nodes, their order: only the stages needed."""
         job, options = self.job, self.job.options
         if not options.renames:
             return []
@@ -313,11 +313,11 @@ class IngestStages:
     def _partition_cost(
         self, sorting: Cost, settings: PartitionOptions, held: int, columns: int
     ) -> Cost:
-        """`sorting`: of making columns; `held`: bytes of these in memory, `columns`: on disk."""
+        """`sorting`: cost of making columns; `held`: their bytes in memory, `columns`: on disk."""
         job, total, visited, visiting = self.job, self.job.num_edges, 0, 0
         passes, work = 1, dict(sorting.work)
         if settings.is_streamed:
-            # a pass reads edges both ways, unless in-edges tell everything
+            # a pass reads each edge in both directions, unless in-edges suffice
             most = total if job.options.undirected or settings.neighbors == "in" else 2 * total
             visited = 0 if visited_fits(most, job.share - held, held > 0) else 4 * most
             visiting, passes = passing_bytes(most, 8, job.share - held), settings.passes + 1
@@ -331,7 +331,7 @@ class IngestStages:
         return Cost(read, written, passing, work)
 
     def _hold_columns(self, run: IngestRun) -> None:
-        """Sort them, if they stay in memory and are not there."""
+        """Sort the columns into memory, if they stay there and are not there yet."""
         if self.job.options.needs_columns and self.job.columns_fit:
             run.columns(in_memory=True)
 
@@ -350,7 +350,7 @@ class IngestStages:
         return msgspec.convert(run.facts(PARTITION_STAGE)[_PARTITIONING], Partitioning)
 
     def _classes(self, run: IngestRun) -> NodeClasses:
-        """Those of training nodes, as the source or a seeded split has them."""
+        """Classes of the nodes; training nodes are those of the source's split or a seeded one."""
         job, labels = self.job, run.facts(CHECK)["labels"]
         made = {stages.type.name: stages for stages in self._types()}
 
@@ -362,11 +362,11 @@ class IngestStages:
         return source_classes(job.source, job.contents, dtypes, job.share, seeded)
 
     def manifest(self, run: IngestRun) -> Manifest:
-        """Of the store, without its fingerprint, when all stages are over."""
+        """The manifest of the store, without its fingerprint; call it after all stages."""
         return self._influence.extended(run) if self._influence else self._bare_manifest(run)
 
     def _bare_manifest(self, run: IngestRun | None) -> Manifest:
-        """Without hubs and halos; before a run, with counts as large as they may be."""
+        """The manifest without hubs and halos; before a run, with upper bounds of all counts."""
         options = self.job.options
         return Manifest(
             format=FORMAT_VERSION,
@@ -383,7 +383,7 @@ class IngestStages:
 
 
 def _sign_facts(source: Source, options: IngestOptions) -> Facts:
-    """Of everything that decides the store's bytes, files aside."""
+    """Everything that decides the store's bytes, except the files."""
     return {
         "layout": source.layout,
         "num_nodes": dict(source.num_nodes),
@@ -393,7 +393,7 @@ def _sign_facts(source: Source, options: IngestOptions) -> Facts:
 
 
 def option_facts(options: IngestOptions) -> Facts:
-    """The same, of the pipeline and the options."""
+    """The part of the signature that depends on the pipeline's version and the options."""
     return {
         "pipeline": [_PIPELINE, FORMAT_VERSION],
         "options": {k: v for k, v in asdict(options).items() if k != "mem_bytes"},

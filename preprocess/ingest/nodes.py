@@ -1,7 +1,6 @@
 """The stages of row arrays, and those of one node type.
 
-Arrays are features with their scale, labels, splits and ids; of a type it is known, too, where
-partitions begin.
+Arrays are features with their scale, labels, splits and ids, and the partition offsets of a type.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +51,7 @@ Pieces = Iterator[NDArray[Any]]
 class RowStages:
     """The row arrays of a type or a relation; a subclass knows the order of their rows."""
 
-    place_bytes = 0  # of the new place of a row; 0: rows stay where they are
+    place_bytes = 0  # bytes of a row's new position; 0: rows keep their order
 
     def __init__(self, job: IngestJob) -> None:
         self.job = job
@@ -62,15 +61,15 @@ class RowStages:
         raise NotImplementedError
 
     def spread(self, run: IngestRun, rows: ArrayContent) -> bool:  # noqa: ARG002
-        """Have rows written by tasks, if they can be; whether that was done."""
+        """Write the rows by tasks if possible; returns whether that was done."""
         return False
 
     def sized(self, array: RowArray, run: IngestRun | None) -> RowArray:  # noqa: ARG002
-        """An array as other stages have found that it will be; before a run, an upper bound."""
+        """The array with what other stages have found out; before a run, an upper bound."""
         return array
 
     def features(self, rows: ArrayContent, spent: Sequence[str] = ()) -> list[IngestStage]:
-        """`spent`: temporary files that nobody needs once the array is written."""
+        """`spent`: temporary files that are not needed after the array is written."""
         job, array, source = self.job, rows.array, rows.source
 
         def plain(_: IngestRun) -> Pieces:
@@ -114,7 +113,7 @@ class RowStages:
         pieces: Callable[[IngestRun], Pieces],
         spent: Sequence[str] = (),
     ) -> IngestStage:
-        """Rows of the array's dtype, brought into their order, here or by tasks."""
+        """Stage that brings rows of the array's dtype into their order, here or by tasks."""
 
         def body(run: IngestRun) -> None:
             if not self.spread(run, rows):
@@ -139,7 +138,7 @@ class RowStages:
         return Cost(rows.source.num_bytes + passing, written + passing, passing)
 
     def split(self, rows: ArrayContent) -> IngestStage:
-        """Ids as the source lists them."""
+        """Stage that copies the ids of a split as the source lists them."""
         written = row_disk_bytes(rows.array, self.job.options.block_bytes)
         cost = Cost(rows.source.num_bytes, written)
         return list_stage(
@@ -154,7 +153,7 @@ def list_stage(
     sized: Callable[[IngestRun], RowArray] | None = None,
     spent: Sequence[str] = (),
 ) -> IngestStage:
-    """Numbers that stay where they are; `sized`: if their count is found out by other stages."""
+    """Stage that copies numbers in order; `sized`: the array, if other stages find its size."""
     dtype = numpy_dtype(array.dtype)
 
     def body(run: IngestRun) -> None:
@@ -166,9 +165,9 @@ def list_stage(
 
 
 def write_ids(run: IngestRun, array: RowArray, values: Any, minus: int, plus: int) -> None:
-    """An array of ids: `values - minus`, or `plus` and on if nodes keep their numbers.
+    """Write an array of ids: `values - minus`, or plus, plus + 1, ... if nodes keep their numbers.
 
-    values   uint32 (num_nodes,)   of the type, in ids that count through all types; or None
+    values   uint32 (num_nodes,)   ids of the type's nodes, numbered across all types; or None
     """
     dtype = numpy_dtype(array.dtype)
     with run.writer.rows(array) as out:
@@ -182,7 +181,7 @@ def write_ids(run: IngestRun, array: RowArray, values: Any, minus: int, plus: in
 
 
 def quantization_errors(run: IngestRun) -> tuple[QuantizationError, ...]:
-    """What int8 lost, of every array, also of those that an earlier run has written."""
+    """Quantization errors of all int8 arrays, those that an earlier run wrote included."""
     return tuple(
         msgspec.convert(s.facts[_QUANTIZATION], QuantizationError)
         for s in run.work.stages
@@ -191,12 +190,12 @@ def quantization_errors(run: IngestRun) -> tuple[QuantizationError, ...]:
 
 
 def array_files(array: RowArray) -> list[str]:
-    """Paths in the store of rows and their checksums."""
+    """Paths in the store of an array and its checksums."""
     return [array.path, crc_path(array.path)]
 
 
 class TypeStages(RowStages):
-    """One type on its way into the store."""
+    """The stages of one node type."""
 
     def __init__(self, job: IngestJob, number: int) -> None:
         super().__init__(job)
@@ -257,7 +256,7 @@ class TypeStages(RowStages):
         return True
 
     def sized(self, array: RowArray, run: IngestRun | None) -> RowArray:
-        """Labels have a dtype that depends on all of them."""
+        """The array; the dtype of labels is the one found by reading all of them."""
         label = self.type.label
         if run is None or label is None or array is not label.array:
             return array
@@ -281,7 +280,7 @@ class TypeStages(RowStages):
         return f"labelled-{self._number}"
 
     def check(self, run: IngestRun) -> Facts | None:
-        """Splits are sound; labels are looked at where their dtype, or a split, depends on them."""
+        """Check the splits; read the labels if their dtype, or a seeded split, depends on them."""
         job, label = self.job, self.type.label
         check_splits(job.source, self.type.name, job.options.leave_out)
         if label is None or not looks_at_label(label, job.options):
@@ -296,7 +295,7 @@ class TypeStages(RowStages):
         return facts
 
     def _labelled(self, run: IngestRun | None) -> int:
-        """Nodes with a label; before a run, as many as there may be."""
+        """Number of nodes with a label; before a run, an upper bound."""
         if run is None:
             return self.type.num_nodes
         found: int = run.facts(CHECK)["labels"][self.type.name]["labelled"]
@@ -323,7 +322,7 @@ class TypeStages(RowStages):
         return settings.num_partitions if run and settings else 0
 
     def node_type(self, run: IngestRun | None) -> NodeType:
-        """What the manifest says, once all stages are over; before a run, an upper bound."""
+        """The type's manifest entry, after all stages; before a run, with upper bounds."""
         t = self.type
         splits = {r.source.name: r.array for r in t.splits}
         if self.splits_seeded:

@@ -1,4 +1,4 @@
-"""What an ingest is asked to do, and propagation: frozen records, which the command fills too."""
+"""Options of ingest and of feature propagation: frozen records, also filled by the command."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,11 +15,11 @@ NodeOrder = Literal["bfs", "degree", "random", "source"]
 HopRows = Literal["labelled", "all"]
 Keep = Literal["keep", "drop"]  # of duplicates and self-loops
 Ids = Literal["auto", "uint32", "uint64"]
-_MOST_NODES = {"bfs": 2**31 - 1, "degree": 2**32 - 1, "random": 2**32 - 1}  # bfs takes a bit
+_MOST_NODES = {"bfs": 2**31 - 1, "degree": 2**32 - 1, "random": 2**32 - 1}  # bfs needs a flag bit
 
 
 class OperatorKind(StrEnum):
-    """Of propagation; typer takes no list of literals."""
+    """Operators of propagation; an enum, because typer does not support lists of literals."""
 
     sym = "sym"
     row = "row"
@@ -28,7 +28,7 @@ class OperatorKind(StrEnum):
 
 
 def read_size(text: str) -> int:
-    """A size as people write it.  Raises BadInput."""
+    """Parse a size such as "2G".  Raises BadInput."""
     try:
         return parse_bytes(text)
     except ValueError as error:
@@ -36,7 +36,7 @@ def read_size(text: str) -> int:
 
 
 def size_flag(default: str, text: str, *names: str) -> Any:
-    """A field of bytes, given as people write them."""
+    """An option in bytes, given as a size such as "2G"."""
     return flag(default, text, *names, typed=str, read=read_size, metavar="SIZE")
 
 
@@ -49,10 +49,10 @@ def _read_shares(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class HopsRequest:
-    """What is asked for, by name."""
+    """Options of feature propagation, with names that are looked up in the store."""
 
     panel: ClassVar = "Propagated features"
-    operators: tuple[str, ...] = several(  # none: sym
+    operators: tuple[str, ...] = several(  # default: sym
         "of hops: sym if not given; several may be", "--operator", of=OperatorKind
     )
     hops: int = flag(2, "how often each is applied")
@@ -102,33 +102,33 @@ class StoreSettings:
 
 @dataclass(frozen=True)
 class IngestOptions(StoreSettings, SourceSettings):
-    """Semantic ones decide the store's bytes; `mem_bytes` never does."""
+    """All options of an ingest.  Only `mem_bytes` has no effect on the store's bytes."""
 
     mem_bytes: int = 2 << 30
     undirected: bool = False
-    partition: PartitionOptions | None = None  # of the nodes, that is to be found
+    partition: PartitionOptions | None = None  # how to partition the nodes; None: not at all
     influence: InfluenceOptions = NO_WISHES  # hubs and halos
-    hops: HopsRequest | None = None  # features propagated, right behind the last array
+    hops: HopsRequest | None = None  # features to propagate after the last array
 
     @property
     def renames(self) -> bool:
-        """Whether nodes get other numbers than they have in the source."""
+        """Whether nodes are numbered differently than in the source."""
         return self.order != "source" or self.partition is not None
 
     @property
     def drop_equal(self) -> bool:
-        """Whether of equal edges only the one of the smallest id is kept."""
+        """Whether only the edge with the smallest id is kept of equal ones."""
         return self.undirected or self.duplicates == "drop"
 
     @property
     def needs_columns(self) -> bool:
-        """Whether the order of nodes, or their partition, is found in sorted columns."""
+        """Whether sorted columns are needed to find the order of nodes or their partition."""
         if self.partition is not None or self.order == "bfs":
             return True
         return self.order == "degree" and self.drop_equal
 
     def check(self) -> None:
-        """Raises BadInput: what no graph can be stored with."""
+        """Raises BadInput if no graph can be stored with these options."""
         if self.block_bytes % PAGE_BYTES or not PAGE_BYTES <= self.block_bytes <= SHARD_BYTES:
             raise BadInput.at(
                 "--block-size", self.block_bytes,
@@ -146,7 +146,7 @@ class IngestOptions(StoreSettings, SourceSettings):
             )  # fmt: skip
 
     def node_dtype(self, num_nodes: int) -> str:
-        """Width of node ids.  Raises BadInput: more nodes than the options allow."""
+        """Dtype of node ids.  Raises BadInput: more nodes than the options allow."""
         wide = num_nodes >= 2**32 - 1
         if wide and self.ids == "uint32":
             raise BadInput.at("--ids", "uint32", f"uint64 for {num_nodes:,} nodes", "leave it out")

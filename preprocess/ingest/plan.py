@@ -1,4 +1,4 @@
-"""How the memory and the disk of an ingest are shared out, decided before it starts.  Pure."""
+"""Plan the memory and the disk space of an ingest before it starts.  Pure."""
 
 from dataclasses import dataclass
 
@@ -25,34 +25,34 @@ CHECK, COUNT = "check labels and splits", "count edges"  # names of stages
 COLUMNS_STAGE, ORDER = "columns by source id", "order nodes"
 PARTITION_STAGE = "partition nodes"
 
-# bytes a node, of tables that are in memory at the same time
+# bytes a node, of the tables that are in memory at the same time
 BFS_NODE_BYTES = 21  # degree, root, place, order, level: 4 each, and one start for 64 columns
 RENAMED_NODE_BYTES = 16  # place, order, count and count by place: 4 each
-SOURCE_NODE_BYTES = 6  # count 4, owner of a split 1
+SOURCE_NODE_BYTES = 6  # count 4, number of its split 1
 _FIXED_BYTES = 4 << 20  # Zarr metadata, small buffers
 _INTERPRETER_BYTES = 96 << 20  # Python, numpy and compiled kernels: a quarter of --mem at most
 _MIN_SHARE = 4 << 20
-_MIN_ROWS = 8  # of the widest row array, that a share must hold
+_MIN_ROWS = 8  # rows of the widest array that must fit in a share
 _MOST_BUFFER = 8 << 20
 _PACKER_BLOCKS = 6  # degrees 2, the sections of edges 1, the block 1, room
-_CRC_BYTES = 16  # a page: kept while the array is written, then copied into its side array
+_CRC_BYTES = 16  # for each page: kept while the array is written, then copied to its side array
 
 
 @dataclass(frozen=True, slots=True)
 class IngestJob:
-    """All that decides an ingest, before it starts."""
+    """Everything that an ingest depends on, known before it starts."""
 
     source: Source
     contents: Contents
     options: IngestOptions
-    buffer: int  # bytes of each of two buffers of an array being written
+    buffer: int  # bytes of each of the two buffers of the array being written
     share: int  # bytes for chunks, buckets and dense rows of the stage that runs
-    columns_fit: bool = False  # columns that give the order stay in memory
-    spread: bool = False  # tasks of an executor do what they can
+    columns_fit: bool = False  # whether columns that decide the node order stay in memory
+    spread: bool = False  # whether an executor runs tasks for the stages that support it
 
     def sort_bytes(self, num_edges: int, key_bytes: int, share: int) -> int:
         """Temporary bytes of edges being sorted, with `share` bytes of memory."""
-        if self.spread:  # what is to be sorted, beside what is, which takes no more
+        if self.spread:  # unsorted edges, and at most as many bytes of sorted ones beside them
             return 2 * num_edges * key_bytes
         return passing_bytes(num_edges, key_bytes, share)
 
@@ -62,12 +62,12 @@ class IngestJob:
 
     @property
     def source_bytes(self) -> int:
-        """What one read of all edges brings."""
+        """Bytes of one read of all edges."""
         return sum(r.source_bytes for r in self.contents.relations)
 
 
 def plan_memory(contents: Contents, options: IngestOptions) -> tuple[int, int]:
-    """(buffer, share) of a job.  Raises BudgetTooSmall with the minimum --mem that would do."""
+    """(buffer, share) of a job.  Raises BudgetTooSmall with the minimum --mem."""
     minimum = _least_mem(contents, options, max(_MIN_SHARE, _MIN_ROWS * _widest(contents)))
     if options.mem_bytes < minimum:
         raise too_little_memory(
@@ -82,10 +82,10 @@ def plan_memory(contents: Contents, options: IngestOptions) -> tuple[int, int]:
 
 
 def check_longest(job: IngestJob, column_bytes: int) -> None:
-    """Raises BudgetTooSmall: the longest column takes `column_bytes` to sort, which is too much.
+    """Raises BudgetTooSmall if the `column_bytes` that sorting the longest column takes do not fit.
 
-    Buckets have three quarters of what is given to sorting, which is three quarters of the share
-    where edge arrays follow.
+    Buckets get three quarters of the memory for sorting, which itself is three quarters of the
+    share if the relation has edge arrays.
     """
     need = 16 * (column_bytes // 9 + 1)
     if need > job.share:
@@ -96,7 +96,7 @@ def check_longest(job: IngestJob, column_bytes: int) -> None:
 
 
 def too_little_memory(found: int, minimum: int, why: str) -> BudgetTooSmall:
-    """The error that says the minimum that would do."""
+    """Build the error that names the minimum --mem."""
     return BudgetTooSmall(
         f"--mem {format_bytes(found)}: expected at least --mem {format_mem(minimum)} for {why}",
         minimum,
@@ -104,7 +104,7 @@ def too_little_memory(found: int, minimum: int, why: str) -> BudgetTooSmall:
 
 
 def node_bytes(options: IngestOptions) -> int:
-    """Of tables, for each node: the documented number."""
+    """Bytes of tables for each node, as documented."""
     minimum = influence_node_bytes(options)
     if options.partition is not None:
         minimum = max(minimum, options.partition.node_bytes)
@@ -123,7 +123,7 @@ def memory_lines(job: IngestJob) -> tuple[MemoryLine, ...]:
 
 
 def _taken_first(contents: Contents, options: IngestOptions) -> list[MemoryLine]:
-    """What is there whatever the memory."""
+    """Memory that is needed whatever the budget."""
     each, block = node_bytes(options), options.block_bytes
     rows = [row_disk_bytes(a, block) for a in contents.row_arrays()]
     graphs = [graph_bytes(r, options) for r in contents.relations]
@@ -142,34 +142,34 @@ def _least_mem(contents: Contents, options: IngestOptions, share: int) -> int:
 
 
 def minimum_bytes(taken: int, share: int, slot: int) -> int:
-    """The minimum --mem that leaves so much to share; `slot`: of the array being written."""
-    buffers = max(2 * slot, min(2 * _MOST_BUFFER, share // 7 + 2))  # two of a 16th of what is left
+    """The minimum --mem that leaves `share` bytes; `slot`: bytes of a slot of the written array."""
+    buffers = max(2 * slot, min(2 * _MOST_BUFFER, share // 7 + 2))  # as `buffer_bytes`: 2/16
     return with_interpreter(taken + share + buffers)
 
 
 def buffer_bytes(slot: int, spare: int) -> int:
-    """Of each of two buffers of the array being written."""
+    """Bytes of each of the two buffers of the array being written."""
     return max(slot, min(_MOST_BUFFER, spare // 16))
 
 
 def interpreter_bytes(mem_bytes: int, most: int = _INTERPRETER_BYTES) -> int:
-    """What is left to Python and libraries: in little memory they are beside it."""
+    """Bytes set aside for Python and libraries; a small budget does not cover all of theirs."""
     return min(most, mem_bytes // 4)
 
 
 def with_interpreter(minimum: int, most: int = _INTERPRETER_BYTES) -> int:
-    """The minimum --mem that leaves so many bytes beside Python and libraries."""
+    """The minimum --mem that leaves `minimum` bytes beside Python and libraries."""
     return min(-(-minimum * 4 // 3), minimum + most)
 
 
 def _widest(contents: Contents) -> int:
-    """Bytes of the widest row, in the source or in the store."""
+    """Bytes of the widest row in the source or the store."""
     stored = [a.row_bytes for a in contents.row_arrays()]
     return max([1, *stored, *(r.source.row_bytes for r in contents.rows())])
 
 
 def seeded_splits(t: TypeContents, labelled: int, options: IngestOptions) -> list[RowArray]:
-    """The splits that are made for a type: where there are labels, and no splits."""
+    """The seeded splits that are made for a type, if it has labels and no splits."""
     if not (options.split and t.label and not t.splits):
         return []
     return [

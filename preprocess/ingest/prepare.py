@@ -1,4 +1,4 @@
-"""What a source does before its nodes and edges can be counted: steps that a stopped run keeps."""
+"""Resumable steps that a source runs before its nodes and edges can be counted."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,28 +14,28 @@ from preprocess.pipeline.work import WorkFolder, sign
 from preprocess.sources.source import Source
 from preprocess.sources.sourcefiles import SourceFiles
 
-_PREPARATION = 1  # goes up when steps or their files change: nothing older is taken over
+_PREPARATION = 1  # increased when steps or their files change: older folders are not resumed
 
 
 @dataclass(eq=False)
 class Preparation(PipelineRun):
-    """Steps that are recorded, in a folder that is gone when the store is there."""
+    """Recorded steps in a work folder of their own, which is removed once the store exists."""
 
     mem_bytes: int
 
 
 @runtime_checkable
 class Preparable(Protocol):
-    """A source that has more to do than to open its files, such as to map ids of nodes.
+    """A source that needs more than opening its files, such as mapping the ids of nodes.
 
-    Before it is prepared its counts may be too high, and its splits are missing; no edges are read.
+    Until then its counts are upper bounds, its splits are missing, and no edges may be read.
     """
 
     def prepare(self, preparation: Preparation) -> None:
-        """Do it, within the memory, or find what an earlier run has done.  Raises BadInput."""
+        """Prepare within the memory, or resume what an earlier run has done.  Raises BadInput."""
 
     def write_keys(self, folder: Path, progress: Progress) -> None:
-        """Write the owner's ids of nodes that no array of the store holds, a file a type."""
+        """Write the user's ids of nodes that no array of the store holds, one file per type."""
 
 
 @contextmanager
@@ -47,9 +47,9 @@ def prepared(
     fresh: bool,
     files: SourceFiles,
 ) -> Iterator[None]:
-    """A source is ready to be read, inside; its files lie in a work folder beside the target.
+    """Context in which the source is prepared; its temporary files lie beside the target.
 
-    files   of the source, as they were when it was opened
+    files   state of the source's files when it was opened
 
     Raises BadInput, BudgetTooSmall, StoreBusy, OutOfSpace.
     """
@@ -58,7 +58,7 @@ def prepared(
         return
     facts = {"preparation": _PREPARATION, "layout": source.layout}
     signature = sign(facts, files.digest())
-    # a folder of its own: what is found here stays when the command is given with other options
+    # a work folder of its own, so that a run with other options can reuse the preparation
     with WorkFolder(preparation_of(target), signature, fresh) as work, files.unchanged():
         source.prepare(Preparation(work, progress, mem_bytes))
         with keys_beside(target, lambda folder: source.write_keys(folder, progress)):
@@ -67,9 +67,9 @@ def prepared(
 
 @contextmanager
 def keys_beside(target: Path, write: Callable[[Path], None]) -> Iterator[None]:
-    """The owner's ids are on disk, inside; if no store comes of it they are removed.
+    """Context in which the user's ids are on disk; they are removed if no store is made.
 
-    write   makes the folder, where there is something to put there
+    write   creates the folder and its files, if there are any to write
     """
     folder = keys_of(target)
     made = missing_parents(folder)
@@ -77,7 +77,7 @@ def keys_beside(target: Path, write: Callable[[Path], None]) -> Iterator[None]:
         write(folder)
         if folder.is_dir():
             flush_tree(folder)
-            for changed in (folder, *made):  # a new name is on disk after its parent's fsync
+            for changed in (folder, *made):  # a new name is durable after an fsync of its parent
                 flush(changed.parent)
         yield
     except BaseException:
@@ -87,10 +87,10 @@ def keys_beside(target: Path, write: Callable[[Path], None]) -> Iterator[None]:
 
 
 def preparation_of(target: Path) -> Path:
-    """What the work folder of a preparation is named after."""
+    """The name from which that of a preparation's work folder is made."""
     return target.with_name(f"{target.name}.prepared")
 
 
 def keys_of(target: Path) -> Path:
-    """The folder of the owner's ids, beside a store."""
+    """The folder beside a store with the user's ids."""
     return target.with_name(f"{target.name}.keys")

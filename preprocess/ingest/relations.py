@@ -1,7 +1,7 @@
 """The stages of one relation: its blocks, its edge arrays, its splits.
 
-Where edge arrays lie inside the blocks, sorted columns wait on disk until these are in the same
-order; else columns go into blocks as they are sorted.
+If edge arrays lie inside the blocks, the sorted columns wait on disk until these arrays are in the
+same order; otherwise columns are packed into blocks as soon as they are sorted.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,14 +29,14 @@ from preprocess.stages.columns import COLUMNS, DEGREES
 from preprocess.stages.edge_places import EdgePlaces, placed_rows
 from preprocess.stages.rows import Emit, scatter_bytes, scatter_rows, source_chunk
 
-_PLACES = "places"  # temporary files of the relation in hand
+_PLACES = "places"  # temporary files of the current relation
 _DEGREES, _SOURCES, _IDS = "sorted.degrees", "sorted.sources", "sorted.ids"
 _WEIGHTS, _TIMES = "weights", "times"
-_COLUMN_BYTES = 16  # a column on its way into a block
+_COLUMN_BYTES = 16  # memory of a column while it is packed
 
 
 class RelationStages(RowStages):
-    """One relation on its way into the store."""
+    """The stages of one relation."""
 
     def __init__(self, job: IngestJob, number: int) -> None:
         super().__init__(job)
@@ -79,7 +79,7 @@ class RelationStages(RowStages):
         return [*stages, self._packing(cost, self._pack_saved, {}, spent)]
 
     def _sorting(self) -> tuple[int, int]:
-        """Bytes that sorting reads, and those that pass through temporary files."""
+        """(bytes that sorting reads, bytes that pass through temporary files)."""
         job, relation, edges = self.job, self._relation, self._relation.most_edges
         read = relation.source_bytes
         passing = job.sort_bytes(edges, relation.widths.key_bytes, job.share)
@@ -92,7 +92,7 @@ class RelationStages(RowStages):
         return read + 4 * relation.dst.num_nodes, passing
 
     def _sorted_from(self) -> list[str]:
-        """Temporary files that nobody needs once the columns are sorted."""
+        """Temporary files that are not needed after the columns are sorted."""
         columns = self.job.options.needs_columns and self.job.contents.reads_columns
         return [counts_file(self._number), *([COLUMNS, DEGREES] if columns else [])]
 
@@ -109,7 +109,7 @@ class RelationStages(RowStages):
         return IngestStage(path, cost, body, files, spent, arrays)
 
     def _inline_stages(self) -> list[IngestStage]:
-        """Arrays that lie beside the sources inside blocks, in the same order."""
+        """Stages that bring the arrays inside blocks into the order of the edges."""
         relation, edges, found = self._relation, self._relation.most_edges, []
         left = len(relation.inline)
         for rows, name in (
@@ -131,7 +131,7 @@ class RelationStages(RowStages):
         return found
 
     def relation(self, run: IngestRun | None) -> Relation:
-        """What the manifest says, once all stages are over; before a run, an upper bound."""
+        """The relation's manifest entry, after all stages; before a run, with upper bounds."""
         relation, source, options = self._relation, self._relation.source, self.job.options
         num_blocks = -(-graph_bytes(relation, options) // options.block_bytes)
         if run is not None:
@@ -157,12 +157,12 @@ class RelationStages(RowStages):
 
     @property
     def _sorts_ids(self) -> bool:
-        """Whether ids of edges are their positions, which are sorted with them."""
+        """Whether edge ids are positions in the source, which are sorted with the edges."""
         return bool(self._relation.edge_id_dtype) and self._relation.ids is None
 
     @property
     def _edge_files(self) -> dict[str, str | None]:
-        """Temporary files of what lies in the blocks, and dtypes; None: the blocks lack it."""
+        """Temporary files of the blocks' sections with their dtypes; None: blocks lack it."""
         relation = self._relation
         return {
             _SOURCES: relation.widths.node,
@@ -180,14 +180,14 @@ class RelationStages(RowStages):
         return np.dtype(self._dtype(name)).itemsize
 
     def _num_edges(self, run: IngestRun | None) -> int:
-        """That were stored; before a run, as many as there may be."""
+        """Number of stored edges; before a run, an upper bound."""
         if run is None:
             return self._relation.most_edges
         found: int = run.facts(self._relation.path)["num_edges"]
         return found
 
     def sized(self, array: RowArray, run: IngestRun | None) -> RowArray:
-        """With as many rows as there are edges."""
+        """The array with one row for each stored edge."""
         return msgspec.structs.replace(array, num_rows=self._num_edges(run))
 
     def _order_inline(self, rows: SourceRows, name: str, run: IngestRun) -> None:
@@ -254,7 +254,7 @@ class RelationStages(RowStages):
         return self._close(run, packer, graph)
 
     def _ranges(self, degrees: NDArray[np.uint32]) -> list[tuple[int, int, int]]:
-        """(first column, behind the last, edges) of what is packed together."""
+        """(first column, stop, edges) of each range of columns that is packed together."""
         each = self._relation.item_bytes
         longest = int(degrees.max(initial=0)) * each + _COLUMN_BYTES
         most = max(longest, self.job.share // 4)
@@ -285,7 +285,7 @@ class RelationStages(RowStages):
     def place(
         self, run: IngestRun, pieces: Iterator[NDArray[Any]], array: RowArray, emit: Emit
     ) -> None:
-        """Rows, one an edge of the source, into the order of the blocks."""
+        """Bring rows, one for each edge of the source, into the order of the blocks."""
         dtype, share = np.dtype(self._place_dtype), self.job.share
         with ArrayFile(run.path(_PLACES), dtype) as places:
             placed = placed_rows(pieces, places, self._relation.source.num_edges)

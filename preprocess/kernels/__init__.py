@@ -1,1 +1,1 @@
-"""Kernels of the pipeline, one module each for edges, levels, rows and generated graphs."""
+"""Compiled kernels of the pipeline, one module for each subject."""

@@ -1,4 +1,4 @@
-"""Edges in any order into sorted columns: checks, counts, buckets, and sorting inside a bucket."""
+"""Sort edges in any order into columns: checks, counts, buckets, and sorting inside a bucket."""
 
 from typing import Any, NamedTuple
 
@@ -8,20 +8,20 @@ from numpy.typing import NDArray
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import njit
 
-AHEAD = 32  # edges between asking for a table's entry and using it
+AHEAD = 32  # edges between prefetching a table's entry and using it
 NO_RANKS = np.empty(0, np.uint32)
 
 
 class Ends(NamedTuple):
-    """How the ends of a relation's edges are named, and what becomes of loops and reverses."""
+    """How the ends of a relation's edges are renamed, and loops and reverses are treated."""
 
-    undirected: bool = False  # both ends are of one type, and reverses are added
+    undirected: bool = False  # whether reverses are added; both ends have the same type then
     keep_loops: bool = True
     src_rank: NDArray[Any] = NO_RANKS  # uint32 or uint64: new id of each node of the type
     dst_rank: NDArray[Any] = NO_RANKS  # likewise
-    src_first: int = 0  # where there are no ranks: what is added to ids
+    src_first: int = 0  # without ranks: added to ids
     dst_first: int = 0
-    base: int = 0  # new id of the first column: columns count from there
+    base: int = 0  # new id of the first column, from which columns are counted
 
 
 class Records(NamedTuple):
@@ -29,11 +29,11 @@ class Records(NamedTuple):
 
     dst: NDArray[np.int64]
     src: NDArray[np.int64]
-    edge_ids: NDArray[np.int64]  # empty where they are not kept
+    edge_ids: NDArray[np.int64]  # empty if they are not kept
 
 
 class Cuts(NamedTuple):
-    """Which bucket a target belongs to: guide[target >> shift] or a later one."""
+    """Lookup of a target's bucket, which is guide[target >> shift] or a later one."""
 
     bounds: NDArray[np.int64]  # (buckets + 1,) first target of each bucket
     guide: NDArray[np.uint32]
@@ -67,7 +67,7 @@ def mark_nodes(ids, marks):
 
 @njit(nogil=True, cache=True)
 def count_targets(src, dst, undirected, keep_loops, counts):
-    """counts[v] += edges into v, uint32; with `undirected` their reverses too, loops once."""
+    """counts[v] += edges into v, uint32; if `undirected` also reverses, with loops once."""
     for i in range(src.size):
         if i + AHEAD < src.size:
             prefetch(counts, np.int64(dst[i + AHEAD]))
@@ -86,11 +86,11 @@ def expand_edges(src, dst, first_edge, num_edges, ends, out):
 
     src, dst     integers (chunk,)           ids in the source, in range
     first_edge   int64                       id of the chunk's first edge
-    num_edges    int64                       what is added to the id of an edge for its reverse
-    ends         Ends                        `undirected` and loops are for ends of one type
+    num_edges    int64                       added to the id of an edge to get that of its reverse
+    ends         Ends                        `undirected` and loops apply to ends of one type only
     out          Records                     out; twice the chunk if undirected; ids may be empty
 
-    Returns how many there are.
+    Returns the number of records.
     """
     count = 0
     src_rank, dst_rank = ends.src_rank, ends.dst_rank
@@ -122,7 +122,7 @@ def expand_edges(src, dst, first_edge, num_edges, ends, out):
 
 @njit(nogil=True, cache=True)
 def group_edges(records, count, cuts, src_bits, bucket, starts, keys, out_ids):
-    """Edges by bucket of their target, each as one key.
+    """Group edges by the bucket of their target, each as one key.
 
     records  Records               from `expand_edges`
     cuts     Cuts
@@ -164,7 +164,7 @@ def add_ids(keys, ids, id_bits):
 
 @njit(nogil=True, cache=True)
 def group_columns(keys, ids, src_bits, id_bits, column_bits, starts, values):
-    """Edges of a bucket by group of 2**column_bits columns, so that a word can hold each.
+    """Group a bucket's edges by 2**column_bits columns, so that each edge fits in a word.
 
     keys    uint64 (edges,)        column << src_bits | source
     ids     uint32 or uint64       edge ids
@@ -192,17 +192,17 @@ def group_columns(keys, ids, src_bits, id_bits, column_bits, starts, values):
 def split_values(
     values, starts, src_bits, id_bits, column_bits, drop_equal, degrees, sources, edge_ids
 ):
-    """Sorted edges into degrees, sources and edge ids; of equal edges one where asked.
+    """Split sorted edges into degrees, sources and edge ids; if `drop_equal`, keep one of equals.
 
     values             uint64 (edges,)      (column in its group, source, edge id), sorted by group
     starts             int64 (groups + 1,)  first edge of each group of 2**column_bits columns
     degrees            int64 (columns,)     out
-    sources, edge_ids  uint32 or uint64     out; edge_ids may be empty; of equals the first stays
+    sources, edge_ids  uint32 or uint64     out; edge_ids may be empty; of equals the first is kept
 
-    Returns edges kept.
+    Returns the number of edges kept.
     """
     id_shift = np.uint64(id_bits)
-    to_column = np.uint64(min(63, src_bits + id_bits))  # 64 where a group is one column
+    to_column = np.uint64(min(63, src_bits + id_bits))  # would be 64 if a group is one column
     column_mask = (np.uint64(1) << np.uint64(column_bits)) - np.uint64(1)
     id_mask = (np.uint64(1) << id_shift) - np.uint64(1)
     src_mask = (np.uint64(1) << np.uint64(src_bits)) - np.uint64(1)
@@ -225,14 +225,14 @@ def split_values(
 def cut_ranges(
     counts: NDArray[np.uint32], edge_bytes: int, column_bytes: int, most_bytes: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Ranges of columns that take at most `most_bytes` each, as long as they get.
+    """Divide columns into ranges, as long as possible, of at most `most_bytes` each.
 
-    counts   uint32 (columns,)
+    counts   uint32 (columns,)   edges of each column
 
-    Returns the first column of each range, then the end, (ranges + 1,); the edges of each.
+    Returns the first column of each range, then the end, (ranges + 1,); and the edges of each.
     """
     total = int(counts.sum(dtype=np.int64)) * edge_bytes + counts.size * column_bytes
-    most = 2 * total // most_bytes + 2  # two that follow each other take more than one may
+    most = 2 * total // most_bytes + 2  # two adjacent ranges take more than `most_bytes`
     bounds, sizes = np.zeros(most + 1, np.int64), np.zeros(most, np.int64)
     ranges = _cut_ranges(counts, edge_bytes, column_bytes, most_bytes, bounds, sizes)
     return bounds[: ranges + 1], sizes[:ranges]
@@ -240,7 +240,7 @@ def cut_ranges(
 
 @njit(nogil=True, cache=True)
 def _cut_ranges(counts, edge_bytes, column_bytes, most_bytes, bounds, sizes):
-    """Returns how many; `bounds` and `sizes` are zeros at first."""
+    """Returns the number of ranges; `bounds` and `sizes` must be zeros at first."""
     ranges, taken = 0, np.int64(0)
     for c in range(counts.size):
         count = np.int64(counts[c])

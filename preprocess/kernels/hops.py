@@ -1,4 +1,4 @@
-"""Rows of neighbors added up: column by column of graph blocks, or edge by edge."""
+"""Add up rows of neighbors, column by column from graph blocks, or edge by edge."""
 
 from typing import NamedTuple
 
@@ -21,20 +21,20 @@ from blockstore.kernels.jit import inner, leaf, njit
 from blockstore.kernels.packed import PackedIds
 from preprocess.kernels.rowsum import MORE, NO_ROW, RowSources, sum_rows
 
-CHUNK_EDGES = 128  # summed in registers, then added to the sum: errors grow with chunks, not edges
-HEAVY = 256  # edges of a node, beyond which what rounding loses of its sum is kept
+CHUNK_EDGES = 128  # summed in registers, then added: errors grow with chunks, not with edges
+HEAVY = 256  # edges of a node beyond which its sum is compensated for rounding errors
 LINE_ITEMS = 16  # float32 in a cache line
-_AHEAD = 6  # edges of derived rows
+_AHEAD = 6  # edges to prefetch ahead in the loops below
 
 
 class RawBlocks(NamedTuple):
-    """Whole graph blocks, one behind the other, already checked."""
+    """Consecutive whole graph blocks, already checked."""
 
     words: NDArray[np.uint32]
     sources: PackedIds  # the same bytes
     weights: NDArray[np.float32] | None  # the same bytes again, or None: edges weigh 1
     block_bytes: int
-    edge_id_bytes: int  # of an edge, before its weight; 0: none
+    edge_id_bytes: int  # bytes of an edge's id, which precede weights; 0: none
 
 
 class Product(NamedTuple):
@@ -42,16 +42,16 @@ class Product(NamedTuple):
 
     factor: NDArray[np.float32]  # (nodes,)
     scale: np.float32
-    share: np.float32  # 0: `x` is not looked at
+    share: np.float32  # 0: `x` is not read
     x: NDArray[np.float32]  # (nodes * width,)
-    loops: bool  # a node is its own source too
+    loops: bool  # whether a node is its own source, too
 
 
 @inner
 def sum_edges(table, edges, low, high, weight_at, out, at, own, times):
-    """out[at : at + width] = times * (row `own`, where there is one, and the rows of all edges).
+    """out[at : at + width] = times * (row `own`, if there is one, + the rows of all edges).
 
-    As `sum_rows` has it, in chunks.
+    Calls `sum_rows` in chunks.
     """
     begin, one = low, np.float32(1)
     while high - begin > CHUNK_EDGES:
@@ -70,17 +70,17 @@ def _add_share(node, width, product, out):
 
 @leaf
 def multiply_blocks(blocks, table, product, out, carry_slots, carry, part, parts):
-    """One product, of the columns that start in some blocks.
+    """Compute a product for the columns that start in some blocks.
 
     blocks        RawBlocks
     table         RowTable                  rows of the nodes; row 0: of store id `first`
     product       Product
-    out           float32 (nodes * width,)  not the rows
-    carry_slots   int64 (blocks,)           where the sum of carried edges goes, or -1
+    out           float32 (nodes * width,)  must not be the array of `table`
+    carry_slots   int64 (blocks,)           slot for the sum of a block's carried edges, or -1
     carry         float32 (slots * width,)  out: these sums
-    part, parts   int64                     of the columns of each block: part i of n
+    part, parts   int64                     process part `part` of `parts` of each block's columns
 
-    A column whose edges go on in later blocks is not finished: its row is the sum of those here.
+    A column that continues in later blocks is not finished: its row is the sum of its edges here.
     """
     words, width, sources = blocks.words, table.width, blocks.sources
     for block in range(carry_slots.size):
@@ -115,11 +115,11 @@ def multiply_blocks(blocks, table, product, out, carry_slots, carry, part, parts
 
 @leaf
 def finish_carried(nodes, carry, width, product, out):
-    """Sums of carried edges to those of their columns, in order, which are finished then.
+    """Add the sums of carried edges to their columns, in order, and finish these columns.
 
     nodes   int64 (slots,)   ascending: the column of each slot of `carry`
 
-    Others as `multiply_blocks` takes them.
+    Other parameters are those of `multiply_blocks`.
     """
     for slot in range(nodes.size):
         node, at = nodes[slot], nodes[slot] * width
@@ -135,7 +135,7 @@ def finish_carried(nodes, carry, width, product, out):
 
 @njit(nogil=True, cache=True)
 def add_weights(ids, first, weights, totals):
-    """totals[ids[e] - first] += weights[e], float32 or None: each weighs 1; float64 totals."""
+    """totals[ids[e] - first] += weights[e]; weights float32, or None for 1; totals float64."""
     for e in range(ids.size):
         if e + _AHEAD < ids.size:
             prefetch(totals, np.int64(ids[e + _AHEAD]) - first)
@@ -144,10 +144,10 @@ def add_weights(ids, first, weights, totals):
 
 @njit(nogil=True, cache=True)
 def take_rows(rows, width, scale, places, out):
-    """out[i] = rows[places[i]] without the scale that is in them, its first columns.
+    """out[i] = rows[places[i]] / scale[places[i]], first columns only.
 
     rows     float32 (nodes * width,)
-    scale    float32 (nodes,)              or (0,): there is none
+    scale    float32 (nodes,)              or (0,): rows are not scaled
     places   uint32 or uint64 (count,)
     out      float32 (count, columns)      columns <= width
     """
@@ -165,11 +165,11 @@ def take_rows(rows, width, scale, places, out):
 
 @njit(nogil=True, cache=True)
 def add_rows(greatest, rows, first_row, origins, targets, low, high, sums):
-    """sums[target] += row of its origin, edge by edge, in columns [low, high).
+    """sums[target] += row of the origin, edge by edge, in columns [low, high).
 
-    greatest   the greater number stays instead; NaN wins
-    rows       float32 or float64 (some, width)   those of nodes `first_row` and on
-    origins    uint32 or uint64 (edges,)          nodes whose rows are there
+    greatest   take the maximum instead of the sum; NaN wins
+    rows       float32 or float64 (some, width)   those of nodes from `first_row` on
+    origins    uint32 or uint64 (edges,)          nodes whose rows are in `rows`
     targets    uint32 or uint64 (>= edges,)       rows of `sums`
     sums       as `rows` (nodes, width)           in and out, C-contiguous
     """
@@ -198,10 +198,10 @@ def add_shares(rows, origins, targets, shares, heavy, lost, sums):
     targets    uint32 or uint64 (edges,)   rows of `sums`
     shares     as `rows` (nodes,)
     heavy      int64 (some,)               rows of `sums` with a share below 1 / HEAVY, ascending
-    lost       as `rows` (some, width)     in and out: what theirs have too much, by rounding
+    lost       as `rows` (some, width)     in and out: rounding errors of heavy rows so far
     sums       as `rows` (nodes, width)    in and out, C-contiguous
 
-    Compensated summation, by Kahan, of heavy rows alone, as errors grow with the edges of a row.
+    Heavy rows use Kahan's compensated summation, as errors grow with the number of edges of a row.
     """
     width, flat = sums.shape[1], sums.reshape(-1)
     for i in range(origins.size):

@@ -1,6 +1,6 @@
-"""Influence of nodes on training nodes: random walks, the highest scores, what is kept beside.
+"""Influence of nodes on training nodes: random walks, top scores, and what macro-batches keep.
 
-Walks go against the edges, many at a time.  Scores lie node by node: that of node v in lane l is
+Many walks go against the edges at the same time, each in a lane.  The score of node v in lane l is
 scores[v * width + l].
 """
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from blockstore.kernels.intrinsics import LANES, add_lanes, prefetch
 from blockstore.kernels.jit import njit
 
-AHEAD = 32  # edges
+AHEAD = 32  # edges between prefetching a node's entry and using it
 
 
 @njit(nogil=True, cache=True)
 def keep_half(in_degrees, scores, width, out):
-    """What stays where it is in one step: half, or all where there is no in-edge.
+    """The score that stays at a node in one step: half, or all if it has no in-edge.
 
     in_degrees   uint32 (num_nodes,)
     scores, out  floats (num_nodes * width,)
@@ -30,15 +30,15 @@ def keep_half(in_degrees, scores, width, out):
 
 @njit(nogil=True, cache=True)
 def push_shares(first, degrees, sources, in_degrees, scores, width, out):
-    """The other half goes to the sources of in-edges, the same to each edge.
+    """Divide the other half equally among the sources of a node's in-edges.
 
     first        int64                  node of the first column
-    degrees      int64 (columns,)       edges of each that are here
+    degrees      int64 (columns,)       edges of each column in this piece
     sources      integers (edges,)
-    in_degrees   uint32 (num_nodes,)    edges of each column in all
+    in_degrees   uint32 (num_nodes,)    all edges of each column
     scores, out  floats (num_nodes * width,)   `out`: added to, column by column, edge by edge
 
-    Columns whose scores are all 0 are passed over.
+    Columns whose scores are all 0 are skipped.
     """
     share = np.empty(width, scores.dtype)
     at = np.int64(0)
@@ -66,10 +66,10 @@ def push_shares(first, degrees, sources, in_degrees, scores, width, out):
 
 @njit(nogil=True, cache=True)
 def count_digits(bits, width, prefix, shift, digits, counts):
-    """How often each digit occurs among the scores that begin as `prefix` says, lane by lane.
+    """Count the digits of the scores that begin with `prefix`, for each lane (radix select).
 
-    bits     uint32 (num_nodes * width,)   positive float32 scores, in order as integers; 0: none
-    prefix   uint32 (width,)               what a score has above `digits` bits from `shift` on
+    bits     uint32 (num_nodes * width,)   positive float32 scores, ordered as integers; 0: none
+    prefix   uint32 (width,)               bits of a score above the `digits` bits from `shift` on
     counts   int64 (width, 2**digits)      out
     """
     counts[:] = 0
@@ -84,12 +84,12 @@ def count_digits(bits, width, prefix, shift, digits, counts):
 
 @njit(nogil=True, cache=True)
 def take_top(bits, width, minimum, ties, starts, out):
-    """Nodes of the highest scores of each lane, ascending.
+    """Nodes with the highest scores of each lane, ascending.
 
     bits     uint32 (num_nodes * width,)   as in `count_digits`
-    minimum    uint32 (width,)               every higher score is taken
-    ties     int64 (width,)                of those equal to it, so many, from the first node on
-    starts   int64 (width,)                where each lane's nodes go; moved to their ends
+    minimum  uint32 (width,)               every higher score is taken
+    ties     int64 (width,)                how many scores equal to it are taken, in node order
+    starts   int64 (width,)                where each lane's nodes go in `out`; advanced to the end
     out      uint64                        out: nodes
     """
     for v in range(bits.size // width):
@@ -106,11 +106,11 @@ def take_top(bits, width, minimum, ties, starts, out):
 
 
 class Loaded(NamedTuple):
-    """What is loaded with a partition."""
+    """Nodes that are loaded with each partition."""
 
-    marks: NDArray[np.uint8]  # (num_nodes,) 1: the node's in-edges count
+    marks: NDArray[np.uint8]  # (num_nodes,) 1: the in-edges of this node are counted
     hubs: NDArray[np.uint8]  # (num_nodes,) 1: always loaded
-    times: NDArray[np.uint32]  # (num_nodes,) groups that hold each node: its partition, and halos
+    times: NDArray[np.uint32]  # (num_nodes,) number of a node's groups: its partition, and halos
     stamps: NDArray[np.uint32]  # (num_nodes,) 1 + the last part whose halo held each node
     offsets: NDArray[np.int64]  # (types, parts + 1) store ids
     halo: NDArray[np.uint64]  # (slots,) nodes of all halos, part by part
@@ -118,25 +118,25 @@ class Loaded(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What is added up."""
+    """Sums of `add_kept`."""
 
-    state: NDArray[np.int64]  # (5,) column in hand or -1, its part or -1, its edges; columns and
-    #   edges that are over
-    column: NDArray[np.float64]  # (cases, 3) edges kept of the column in hand, by partitions, with
-    #   hubs, with halos too
+    state: NDArray[np.int64]  # (5,) current column or -1, its part or -1, its edges; columns and
+    #   edges that are finished
+    column: NDArray[np.float64]  # (cases, 3) edges kept of the current column, by partitions, with
+    #   hubs, with hubs and halos
     totals: NDArray[np.float64]  # (cases, 3, 2) sums of shares, and of edges
 
 
 @njit(nogil=True, cache=True)
 def add_kept(first, degrees, sources, loaded, dst, chances, sums):
-    """Expected shares of the in-edges of marked nodes whose sources are loaded with their targets.
+    """Add the expected shares of in-edges of marked nodes whose sources are loaded with them.
 
     first        int64                     node of the first column
-    degrees      int64 (columns,)          edges that are here
+    degrees      int64 (columns,)          edges of each column in this piece
     sources      integers (edges,)
     loaded       Loaded                    its stamps: in and out
     dst          int64                     type of the columns
-    chances      float64 (cases, most + 1)  that a node in so many other groups is loaded
+    chances      float64 (cases, most + 1)  that a node in 0, 1, ... other groups is loaded
     sums         Sums                      in and out
     """
     marks, hubs, times, stamps = loaded.marks, loaded.hubs, loaded.times, loaded.stamps
@@ -175,7 +175,7 @@ def add_kept(first, degrees, sources, loaded, dst, chances, sums):
 
 @njit(nogil=True, cache=True)
 def end_column(sums):
-    """The column in hand is over: `add_kept`."""
+    """Finish the current column of `add_kept`."""
     state, column, totals = sums.state, sums.column, sums.totals
     if state[2] > 0:
         for c in range(column.shape[0]):

@@ -1,7 +1,7 @@
-"""Keys of any bytes: hashed, and found in a table.
+"""Hash keys of any bytes, and find them in a table.
 
-Keys lie one behind the other: key i is data[offsets[i] : offsets[i + 1]].  A hash guides; only
-equal bytes are equal.
+Keys are concatenated: key i is data[offsets[i] : offsets[i + 1]].  A hash finds candidates; keys
+are equal only if their bytes are.
 """
 
 from typing import NamedTuple
@@ -13,26 +13,26 @@ from blockstore.kernels.intrinsics import prefetch, wrap_add
 from blockstore.kernels.jit import njit
 from blockstore.kernels.random import mix
 
-DEFINE, REFER, ADD = 0, 1, 2  # a key must be new; must be held; is added where it is not held
+DEFINE, REFER, ADD = 0, 1, 2  # a key must be new; must be in the table; is added if it is not
 DONE, NO_ROOM, TWICE, UNKNOWN = 0, 1, 2, 3
-WAITS = np.uint32(2**32 - 1)  # number of a key that is not in a full table
-_AHEAD = 16  # keys between asking for a table's entry and using it
+WAITS = np.uint32(2**32 - 1)  # in place of a number: the key is not in the table, which is full
+_AHEAD = 16  # keys between prefetching a table's entry and using it
 _BYTE, _WORD = np.uint64(8), np.uint64(0x9E3779B97F4A7C15)
 
 
 class KeyTable(NamedTuple):
-    """Keys in memory, numbered as they come."""
+    """A hash table of keys, numbered in the order in which they are added."""
 
-    # (a power of two,) number + 1 of a key, at its hash or behind; 0: none
+    # (a power of two,) number + 1 of a key, at its hash or after it (linear probing); 0: none
     slots: NDArray[np.uint32]
-    hashes: NDArray[np.uint64]  # (room,) of the keys held
-    starts: NDArray[np.int64]  # (room + 1,) where each lies in `held`
-    held: NDArray[np.uint8]  # their bytes
-    counts: NDArray[np.int64]  # (1,) keys held
+    hashes: NDArray[np.uint64]  # (room,) hashes of the keys
+    starts: NDArray[np.int64]  # (room + 1,) where each key begins in `held`
+    held: NDArray[np.uint8]  # bytes of the keys
+    counts: NDArray[np.int64]  # (1,) number of keys
 
 
 class HashedKeys(NamedTuple):
-    """Keys that are asked for."""
+    """Keys to look up."""
 
     offsets: NDArray[np.int64]  # (keys + 1,)
     data: NDArray[np.uint8]
@@ -62,16 +62,16 @@ def hash_keys(offsets, data, out):
 
 @njit(nogil=True, cache=True)
 def find_keys(table, keys, first, how, is_full, out):
-    """The number of each key in a table, from key `first` on; keys are numbered as they come.
+    """Find, or add, keys in a table from key `first` on; writes their numbers to `out`.
 
     table    KeyTable
     keys     HashedKeys
     how      int              DEFINE, REFER or ADD
-    is_full  bool             none is added: one that is not held WAITS
+    is_full  bool             no key is added; `out` is WAITS for those not in the table
     out      uint32 (keys,)   out
 
-    Returns (key where it stopped, why): NO_ROOM in the table, TWICE a key that was to be new, whose
-    number is in `out`, UNKNOWN one that was to be held, or DONE.
+    Returns (key where it stopped, why): NO_ROOM in the table; TWICE, a key that must be new is in
+    the table, and its number in `out`; UNKNOWN, a key that must be there is not; or DONE.
     """
     slots, hashes, starts, held, counts = (
         table.slots, table.hashes, table.starts, table.held, table.counts
@@ -79,7 +79,7 @@ def find_keys(table, keys, first, how, is_full, out):
     offsets, data, hashed = keys.offsets, keys.data, keys.hashes
     mask = np.uint64(slots.size - 1)
     for i in range(first, hashed.size):
-        # what a key is compared with hangs on its slot: three steps, each asked for in time
+        # prefetch in three steps: the slot, then its entries, then the bytes to compare with
         if i + 3 * _AHEAD < hashed.size:
             prefetch(slots, np.int64(hashed[i + 3 * _AHEAD] & mask))
         if i + 2 * _AHEAD < hashed.size:
@@ -128,7 +128,7 @@ def find_keys(table, keys, first, how, is_full, out):
 
 @njit(nogil=True, cache=True)
 def fill_slots(slots, hashes, count):
-    """Enter `count` keys, by their hashes, into slots that are all 0."""
+    """Insert `count` keys, by their hashes, into slots that are all 0."""
     mask = np.int64(slots.size - 1)
     for number in range(count):
         at = np.int64(hashes[number] & np.uint64(mask))

@@ -1,7 +1,7 @@
-"""Breadth-first levels over columns in memory or streamed, and the order they give.
+"""Breadth-first levels over columns, in memory or streamed, and the resulting order.
 
-State of a node is its entry in `rank`, uint32: its place where it has one; FOUND | place of its
-earliest discoverer so far while a level is read; UNSET where no level has reached it.
+The state of a node is its entry in `rank`, uint32: its place, if it has one; FOUND | place of its
+earliest discoverer so far, while a level is read; UNSET, if no level has reached it.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from blockstore.kernels.jit import njit
 UNSET = np.uint32(0xFFFFFFFF)
 FOUND = np.uint32(0x80000000)
 _PLACE = np.uint32(0x7FFFFFFF)
-AHEAD = 32  # nodes between asking for a table's entry and using it
+AHEAD = 32  # nodes between prefetching a table's entry and using it
 STRIDE = 64  # columns between two entries of `starts`
 
 
@@ -25,7 +25,7 @@ class HeldColumns(NamedTuple):
     starts: NDArray[np.int64]  # first edge of every STRIDE-th column
     degrees: NDArray[np.uint32]
     sources: NDArray[Any]
-    edge_ids: NDArray[Any]  # uint32 or uint64, beside `sources`, or empty
+    edge_ids: NDArray[Any]  # uint32 or uint64, parallel to `sources`, or empty
 
 
 class WordBits(NamedTuple):
@@ -33,7 +33,7 @@ class WordBits(NamedTuple):
 
     source: int
     edge: int
-    column: int  # in its group
+    column: int  # of a column's number in its group
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -48,10 +48,10 @@ def column_start(starts, degrees, node):
 
 @njit(nogil=True, cache=True)
 def merge_ranges(nodes, starts, degrees, gap, out):
-    """Runs of columns to read at once: those less than `gap` edges apart.
+    """Merge columns less than `gap` edges apart into runs to read at once.
 
     nodes   uint32 (nodes,)      ascending
-    out     int64 (>= nodes, 3)  out: of a run, first column, first edge, edges
+    out     int64 (>= nodes, 3)  out: first column, first edge, and number of edges of each run
 
     Returns the number of runs.
     """
@@ -72,14 +72,14 @@ def merge_ranges(nodes, starts, degrees, gap, out):
 
 @njit(nogil=True, cache=True)
 def place_discovered(low, high, starts, degrees, sources, rank, order, placed):
-    """One level with all columns in memory: new nodes get their places as they are met.
+    """One level with all columns in memory: new nodes get places as they are discovered.
 
     low, high   places of the frontier
     sources     uint32 (num_edges,)   ascending in each column, so that ids break ties
     order       uint32 (num_nodes,)   in and out: node of each place
-    placed      int64                 places given so far
+    placed      int64                 number of places assigned before
 
-    Returns how many are given now.
+    Returns the number of places assigned after this level.
     """
     for i in range(low, high):
         node = np.int64(order[i])
@@ -95,14 +95,14 @@ def place_discovered(low, high, starts, degrees, sources, rank, order, placed):
 
 @njit(nogil=True, cache=True)
 def mark_discovered(node, skip, degrees, sources, low, high, rank, touched, num_touched):
-    """A piece of a level: who is found by the columns that lie here, and by whom first.
+    """Process a piece of a level: mark the nodes it discovers with their earliest discoverer.
 
-    node, skip  column of the first edge here, and how many of its edges came before
+    node, skip  column of the first edge here, and the number of its edges in earlier pieces
     sources     uint32 (edges,)   of this column and the following ones
-    low, high   places of the frontier; other columns are passed over
-    touched     uint32            out, appended while there is room: nodes found for the first time
+    low, high   places of the frontier; other columns are skipped
+    touched     uint32            out: newly discovered nodes, appended while there is room
 
-    Returns (node, skip, num_touched) for the next piece; num_touched counts also what had no room.
+    Returns (node, skip, num_touched) for the next piece; num_touched includes those without room.
     """
     at = np.int64(0)
     while at < sources.size:
@@ -132,7 +132,7 @@ def mark_discovered(node, skip, degrees, sources, low, high, rank, touched, num_
 
 @njit(nogil=True, cache=True)
 def place_found(rank, low, offsets, order, placed):
-    """Nodes that a level has marked, by (discoverer, id), behind those that have places.
+    """Place the nodes that a level has marked, by (discoverer, id), after those with places.
 
     offsets   uint32 (frontier + 1,)   zeros; scratch
     """
@@ -157,7 +157,7 @@ def assign_places(order, low, high, rank):
 
 @njit(nogil=True, cache=True)
 def degree_keys(degrees, minimum, keys):
-    """Keys that sort nodes of so many in-edges by descending degree, then id; returns how many."""
+    """Keys to sort nodes of at least `minimum` edges by descending degree, id; returns how many."""
     count = 0
     for v in range(degrees.size):
         if degrees[v] >= minimum:
@@ -168,7 +168,7 @@ def degree_keys(degrees, minimum, keys):
 
 @njit(nogil=True, cache=True)
 def take_roots(roots, at, wanted, rank, order, placed):
-    """Place the next `wanted` roots that have no place; returns (new position, places given)."""
+    """Place the next `wanted` roots without a place; returns (new `at`, new `placed`)."""
     end = placed + wanted
     while at < roots.size and placed < end:
         if rank[roots[at]] == UNSET:
@@ -181,7 +181,7 @@ def take_roots(roots, at, wanted, rank, order, placed):
 
 @njit(nogil=True, cache=True)
 def place_rest(degrees, rank, order, placed):
-    """Nodes without a place, by id: first those with an edge, then the isolated ones."""
+    """Place the remaining nodes by id: first those with an edge, then isolated ones."""
     for isolated in (False, True):
         for v in range(rank.size):
             if rank[v] >= FOUND and (degrees[v] == 0 and rank[v] == UNSET) == isolated:
@@ -193,7 +193,7 @@ def place_rest(degrees, rank, order, placed):
 
 @njit(nogil=True, cache=True)
 def gather_columns(order, columns, rank, bits, out, values):
-    """Columns of some nodes, in this order, their sources renamed, in groups.
+    """Gather the columns of some nodes, in this order, in groups, with their sources renamed.
 
     order      uint32
     columns    HeldColumns
@@ -203,7 +203,7 @@ def gather_columns(order, columns, rank, bits, out, values):
     """
     starts, degrees, sources = columns.starts, columns.degrees, columns.sources
     edge_ids, id_shift = columns.edge_ids, np.uint64(bits.edge)
-    to_column = np.uint64(min(63, bits.source + bits.edge))  # 64 where a group is one column
+    to_column = np.uint64(min(63, bits.source + bits.edge))  # would be 64 if a group is one column
     count = np.int64(0)
     for i in range(order.size):
         column = i & ((1 << bits.column) - 1)
@@ -225,10 +225,10 @@ def rename_columns(node, skip, degrees, sources, rank, base, dst, src):
 
     sources   uint32 (edges,)
     rank      uint32 (num_nodes,)   new id of each node
-    base      int64                 new id of the first column: columns count from there
+    base      int64                 new id of the first column, subtracted from targets
     dst, src  int64 (edges,)        out
 
-    Returns (node, skip) for what follows.
+    Returns (node, skip) for the next edges.
     """
     at = np.int64(0)
     while at < sources.size:
@@ -249,7 +249,7 @@ def rename_columns(node, skip, degrees, sources, rank, base, dst, src):
 
 @njit(nogil=True, cache=True)
 def advance_columns(node, skip, degrees, count):
-    """What `rename_columns` returns for `count` edges.
+    """Advance (node, skip) by `count` edges, as `rename_columns` does.
 
     degrees   uint32 (num_nodes,)
     """
@@ -266,7 +266,7 @@ def count_groups(bounds, partition, num_partitions, starts):
     """First place of each group of nodes, by type, then by partition.
 
     bounds     int64 (types + 1,)     first node of each type
-    partition  uint32 (num_nodes,)    or empty: one
+    partition  uint32 (num_nodes,)    or empty: a single partition
     starts     int64 (groups + 1,)    out
     """
     starts[:] = 0
@@ -280,7 +280,7 @@ def count_groups(bounds, partition, num_partitions, starts):
 
 @njit(nogil=True, cache=True)
 def split_order(order, bounds, partition, num_partitions, cursors, out):
-    """Nodes of an order by group, in that order inside a group.
+    """Group the nodes of an order; inside a group they keep the order.
 
     order    uint32 (num_nodes,)   or empty: nodes by id
     cursors  int64 (groups,)       starts of the groups; scratch

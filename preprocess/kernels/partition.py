@@ -1,11 +1,11 @@
-"""Streaming partitioning: one node after the other to the partition where its neighbours are.
+"""Streaming partitioning: place one node after the other in the partition of its neighbours.
 
-Nodes have classes: those to train on one for each label, all others one together.  A partition is
-the dearer for a class the more nodes of that class it holds; it is closed to training nodes, or to
-the others, once it holds as many as the cap of their group.  For each class the partitions stay
-sorted by what they hold of it, so that the cheapest is found, and kept, in O(1).
+Nodes have classes: one for each label of training nodes, and one for all other nodes.  The more
+nodes of a class a partition holds, the more another one costs; a partition is closed to training
+nodes, or to others, once it holds as many as the cap of this group.  For each class, partitions are
+kept sorted by size, so that the cheapest one is found, and the order updated, in O(1).
 
-Owners of nodes are few, and have loads in place of classes: nodes and edges weigh something there.
+Owner maps have few owners, with loads instead of classes: nodes and edges have weights there.
 
 Source: GAP, the thesis on HANOI, Algorithm 2; FENNEL, Tsourakakis et al., WSDM 2014; LDG, Stanton
 and Kliot, KDD 2012.
@@ -23,26 +23,26 @@ from preprocess.kernels.levels import AHEAD
 
 
 class Balance(NamedTuple):
-    """What partitions hold of each class, and what one more node costs there."""
+    """Nodes of each class in each partition, and the cost of one more node."""
 
-    sizes: NDArray[np.int32]  # (classes, k): nodes
+    sizes: NDArray[np.int32]  # (classes, k): number of nodes
     ascending: NDArray[np.int32]  # (classes, k): partitions by size
-    places: NDArray[np.int32]  # (classes, k): of each partition in `ascending`
-    costs: NDArray[np.float64]  # (classes, k): of one more node
+    places: NDArray[np.int32]  # (classes, k): place of each partition in `ascending`
+    costs: NDArray[np.float64]  # (classes, k): cost of one more node
     bases: NDArray[np.int64]  # (classes,): where each class begins in `firsts` and `prices`
-    firsts: NDArray[np.int32]  # first place of a partition of at least so many nodes
-    prices: NDArray[np.float64]  # cost of one more node where there are so many
+    firsts: NDArray[np.int32]  # for each size: first place of a partition of at least this size
+    prices: NDArray[np.float64]  # for each size: cost of one more node
     groups: NDArray[np.uint8]  # (classes,): 1 for training nodes, 0 for others
     loads: NDArray[np.int64]  # (2, k): nodes of each group
-    caps: NDArray[np.int64]  # (2,): at most
-    limits: NDArray[np.int64]  # (classes,): nodes of a class, beyond which none joins neighbours
+    caps: NDArray[np.int64]  # (2,): maximum loads
+    limits: NDArray[np.int64]  # (classes,): nodes beyond which no more join their neighbours
 
 
 class Adjacent(NamedTuple):
-    """Where neighbours of a node are counted."""
+    """Scratch to count the neighbours of a node."""
 
-    counts: NDArray[np.uint32]  # (k + 1,) in each partition; zeros between nodes
-    partitions: NDArray[np.int64]  # (k + 2,) those that are not zero
+    counts: NDArray[np.uint32]  # (k + 1,) neighbours in each partition; zeros between nodes
+    partitions: NDArray[np.int64]  # (k + 2,) partitions whose count is not zero
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -54,7 +54,7 @@ def _swap(ascending, places, c, i, j):
 
 @njit(nogil=True, cache=True, inline="always")
 def _put_in(balance, c, p):
-    """One more node of class c in partition p: it changes places with the last of its size."""
+    """Add a node of class c to partition p, which is swapped with the last one of its size."""
     size = np.int64(balance.sizes[c, p])
     above = balance.bases[c] + size + 1
     last = np.int64(balance.firsts[above]) - 1
@@ -67,7 +67,7 @@ def _put_in(balance, c, p):
 
 @njit(nogil=True, cache=True, inline="always")
 def _take_out(balance, c, p):
-    """One node less: it changes places with the first of its size."""
+    """Remove a node of class c from p, which is swapped with the first one of its size."""
     size = np.int64(balance.sizes[c, p])
     at = balance.bases[c] + size
     first = np.int64(balance.firsts[at])
@@ -82,23 +82,23 @@ def _take_out(balance, c, p):
 def place_nodes(
     node, skip, num_adjacent, degrees, sources, classes, partition, balance, scratch, linear
 ):
-    """Nodes whose columns end in a piece, each to the best partition that is open to it.
+    """Place each node whose column ends in a piece in the best partition that is open to it.
 
-    node, skip    column of the first edge here, and how many of its edges came before
-    num_adjacent  int64                  partitions in `adjacent` from those edges
-    degrees       uint32 (num_nodes,)    in the order of the columns, as everything of a node
-    sources       uint32 (edges,)        of this column and the following ones; empty: columns
-                                         without edges from here on
+    node, skip    column of the first edge here, and the number of its edges in earlier pieces
+    num_adjacent  int64                  number of partitions in `scratch` from those edges
+    degrees       uint32 (num_nodes,)    in the order of the columns, like all arrays of nodes
+    sources       uint32 (edges,)        of this column and the following ones; empty: all other
+                                         columns have no edges
     classes       uint16 (num_nodes,)
     partition     uint16 or uint32 (num_nodes,)   in and out; k: none yet
     scratch       Adjacent
     linear        bool                   neighbours count less the fuller a partition is (LDG);
-                                         else they count against the cost
+                                         else the cost is subtracted from their number
 
-    The best is the adjacent one of the highest score, of equal ones the first by number; or the
-    emptiest one of the class, where that is better.
+    The best is the adjacent partition with the highest score, of equals the first by number; or the
+    one with the fewest nodes of the class, if that is better.
 
-    Returns (node, skip, num_adjacent) for the next piece, and how many scores were worked out.
+    Returns (node, skip, num_adjacent) for the next piece, and the number of scores computed.
     """
     at, evaluated = np.int64(0), np.int64(0)
     none = np.int64(balance.sizes.shape[1])
@@ -152,22 +152,22 @@ def place_nodes(
 
 
 class NodeWeights(NamedTuple):
-    """What nodes and edges weigh, in the order of the columns."""
+    """Weights of nodes and edges, in the order of the columns."""
 
-    node: NDArray[np.float32]  # (num_nodes,): what a node adds to the load of its partition
-    edge: NDArray[np.float32]  # (num_nodes,): of each in-edge of a node
-    marked: bool  # sources are twice the node, and 1 more of an out-edge; else each edge is both
+    node: NDArray[np.float32]  # (num_nodes,): load that a node adds to its partition
+    edge: NDArray[np.float32]  # (num_nodes,): weight of each in-edge of a node
+    marked: bool  # sources are twice the node, plus 1 for out-edges; else edges are symmetric
 
 
 class WeightedLoads(NamedTuple):
-    """What partitions hold, and what more would cost there."""
+    """Loads of partitions, and the prices of more load."""
 
     loads: NDArray[np.float64]  # (k,)
-    sizes: NDArray[np.int64]  # (k,): nodes
-    prices: NDArray[np.float64]  # (k,): of a load of one more
+    sizes: NDArray[np.int64]  # (k,): number of nodes
+    prices: NDArray[np.float64]  # (k,): price of one more unit of load
     near: NDArray[np.float64]  # (k + 1,): weight of edges to neighbours; zeros between nodes
-    cap: float  # load, at most
-    price: float  # FENNEL's: times the root of the load
+    cap: float  # maximum load
+    price: float  # FENNEL's, per root of the load
 
     @classmethod
     def empty(cls, k: int, cap: float, price: float) -> "WeightedLoads":
@@ -184,9 +184,9 @@ def _add_load(balance, p, load, nodes):
 
 @njit(nogil=True, cache=True)
 def _cheapest(balance, load):
-    """The partition with room whose neighbours outweigh the cost most; `near` becomes zeros.
+    """The partition with room whose neighbours exceed its cost most; resets `near` to zeros.
 
-    Of equal ones the one of fewest nodes, or the first; if no one has room, that of least load.
+    Of equals the one with the fewest nodes, or the first; if none has room, the least loaded one.
     """
     found, best, fits = np.int64(-1), 0.0, False
     for p in range(balance.loads.size):
@@ -205,15 +205,15 @@ def _cheapest(balance, load):
 
 @njit(nogil=True, cache=True)
 def place_weighted(node, skip, degrees, sources, weights, partition, balance):
-    """Nodes whose columns end in a piece, each to the best of all partitions that have room.
+    """Place each node whose column ends in a piece in the best of all partitions with room.
 
-    As `place_nodes`, with weights: few partitions, all of which are compared, hold loads instead of
-    nodes by class.
+    As `place_nodes`, with weights: partitions are few, so that all are compared, and have loads
+    instead of nodes by class.
 
-    node, skip  column of the first edge here, and how many of its edges came before
-    degrees     uint32 (num_nodes,)   in the order of the columns, as everything of a node
-    sources     uint32 (edges,)       of this column and the following ones; empty: columns without
-                                      edges from here on
+    node, skip  column of the first edge here, and the number of its edges in earlier pieces
+    degrees     uint32 (num_nodes,)   in the order of the columns, like all arrays of nodes
+    sources     uint32 (edges,)       of this column and the following ones; empty: all other
+                                      columns have no edges
     weights     NodeWeights
     partition   uint16 (num_nodes,)   in and out; k: none yet
     balance     WeightedLoads         in and out
@@ -254,7 +254,7 @@ def place_weighted(node, skip, degrees, sources, weights, partition, balance):
 
 @njit(nogil=True, cache=True)
 def place_clusters(table, loads, key, found, balance):
-    """Clusters of nodes to partitions, in a keyed order, again and again until none moves.
+    """Assign clusters of nodes to partitions, in a keyed order, repeatedly until none moves.
 
     table    float64 (clusters, clusters)   weight of the edges between each two, symmetric
     loads    float64 (clusters,)
@@ -280,9 +280,9 @@ def place_clusters(table, loads, key, found, balance):
 
 @njit(nogil=True, cache=True)
 def weigh_between(node, skip, degrees, sources, edge, partition, table):
-    """Weights of the edges of a piece, by the partitions of target and source.
+    """Add up the weights of a piece's edges by the partitions of target and source.
 
-    node, skip  column of the first edge here, and how many of its edges came before
+    node, skip  column of the first edge here, and the number of its edges in earlier pieces
     degrees     uint32 (num_nodes,)
     sources     uint32 (edges,)
     edge        float32 (num_nodes,)  weight of each in-edge of a node
@@ -316,15 +316,15 @@ def count_members(partition, classes, table):
 
 @njit(nogil=True, cache=True)
 def count_inside(node, skip, degrees, sources, partition, classes, other, totals):
-    """Edges of a piece whose source is in the partition of their target.
+    """Count the edges of a piece whose source is in the partition of their target.
 
-    node, skip  column of the first edge here, and how many of its edges came before
+    node, skip  column of the first edge here, and the number of its edges in earlier pieces
     degrees     uint32 (num_nodes,)
     sources     uint32 (edges,)
     partition   uint16 or uint32 (num_nodes,)
-    classes     uint16 (num_nodes,)   `other`: no training node
-    totals      int64 (3,)            in and out: edges inside; edges of training nodes; of these
-                                      inside
+    classes     uint16 (num_nodes,)   `other`: class of nodes that are not for training
+    totals      int64 (3,)            in and out: edges inside; edges into training nodes; those of
+                                      them that are inside
 
     Returns (node, skip) for the next piece.
     """
@@ -356,12 +356,12 @@ def make_balance(
     limits: NDArray[np.int64],
     prices: list[NDArray[np.float64]],
 ) -> Balance:
-    """That of empty partitions.
+    """The `Balance` of empty partitions.
 
     groups   uint8 (classes,)   1 for training nodes, 0 for others
     caps     int64 (2,)         of each group
     limits   int64 (classes,)   of each class
-    prices   float64            of each class, for sizes 0, 1, ..., one beyond the greatest
+    prices   float64            of each class, for sizes 0, 1, ..., up to one above the greatest
     """
     shape = (groups.size, num_partitions)
     lengths = np.array([p.size for p in prices], np.int64)

@@ -1,4 +1,4 @@
-"""A planted partition with power-law weights, drawn by a counter: no table, any chunk alone."""
+"""A planted partition with power-law weights, drawn by counter: any chunk alone, without tables."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ _UNIT = 1 << 53
 
 @njit(nogil=True, cache=True)
 def draw_rank(key, pair, end, num_nodes, exponent):
-    """A rank drawn by weight: inverse of the cumulated weights, r ~ u**(1 / (1 - exponent))."""
+    """Draw a rank by weight, inverting the cumulative weights: r ~ u**(1 / (1 - exponent))."""
     u = (draw_below(key, pair, end, _UNIT) + 0.5) / _UNIT
     rank = np.int64(num_nodes * u ** (1.0 / (1.0 - exponent)))
     return min(rank, num_nodes - 1)
@@ -18,7 +18,7 @@ def draw_rank(key, pair, end, num_nodes, exponent):
 
 @njit(nogil=True, cache=True)
 def make_pairs(first, num_nodes, classes, homophily, exponent, key, id_key, src, dst):
-    """Pairs `first` and after, each in both directions, one after the other.
+    """Make the pairs from `first` on, each as two consecutive edges, one in each direction.
 
     src, dst   int64 (2 * pairs,)   out
     """
@@ -30,7 +30,7 @@ def make_pairs(first, num_nodes, classes, homophily, exponent, key, id_key, src,
             b = b - b % classes + a % classes
             if b >= num_nodes:
                 b -= classes
-        if a == b:  # no self-loops: the next node of the class, or the next node
+        if a == b:  # avoid self-loops: take the next node of the class, or the next node
             b = a + classes if a + classes < num_nodes else a % classes
             if a == b:
                 b = (a + 1) % num_nodes

@@ -1,4 +1,4 @@
-"""Rows on their way into a store: sparse to dense, float32 to bfloat16, checks, grouping."""
+"""Convert rows for a store: sparse to dense, float32 to bfloat16 or int8, grouping by bucket."""
 
 import numpy as np
 
@@ -7,9 +7,9 @@ from blockstore.kernels.jit import njit
 
 @njit(nogil=True, cache=True)
 def densify(indptr, columns, values, out):
-    """Rows of a CSR matrix, dense; of values for the same place the last one stays.
+    """Convert rows of a CSR matrix to dense ones; of duplicate entries the last one is kept.
 
-    indptr   int64 (rows + 1,)    only differences to the first count
+    indptr   int64 (rows + 1,)    relative to the first
     columns  integers (nnz,)      in range
     values   (nnz,)               of the dtype of `out`
     out      (rows, width)
@@ -22,7 +22,7 @@ def densify(indptr, columns, values, out):
 
 @njit(nogil=True, cache=True)
 def to_bfloat16(bits, out):
-    """float32, as its bits in uint32, to bfloat16 in uint16: nearest, ties to even; NaN stays."""
+    """float32 bits in uint32 to bfloat16 bits in uint16: nearest, ties to even; NaN stays NaN."""
     for i in range(bits.size):
         value = bits[i]
         if (value & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
@@ -34,7 +34,7 @@ def to_bfloat16(bits, out):
 
 @njit(nogil=True, cache=True)
 def group_places(places, per_bucket, starts, order):
-    """Counting sort of rows by the bucket of their place, in the order in which they stand.
+    """Stable counting sort of rows by the bucket of their place.
 
     places  uint32 or uint64 (rows,)   new place of each row
     starts  int64 (buckets + 1,)       out: where each bucket's rows begin in `order`
@@ -56,10 +56,10 @@ def group_places(places, per_bucket, starts, order):
 
 @njit(nogil=True, cache=True)
 def quantize(values, scale, out, errors):
-    """Rows to int8: value divided by its column's scale, to the nearest, ties to even.
+    """Rows to int8: values divided by their column's scale, to nearest, ties to even.
 
     values  float32 (rows, columns)   finite
-    scale   float32 (columns,)        0 where a column holds nothing else
+    scale   float32 (columns,)        0 if all values of a column are 0
     out     int8 (rows, columns)      out: within -127 to 127
     errors  float64 (2,)              in and out: largest error, sum of squared errors
     """

@@ -1,4 +1,4 @@
-"""The sum of some rows, in registers: vector instructions that numba does not make of loops."""
+"""Sums of rows in registers, by vector instructions that numba does not generate from loops."""
 
 from typing import NamedTuple
 
@@ -10,15 +10,15 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 _TILES = 64, 32, 16, 8, 4, 2, 1  # columns summed at once: the widest that fit
-_AHEAD_LINES = 32  # that are on their way from memory, of all edges together
+_AHEAD_LINES = 32  # cache lines being prefetched, for all edges together
 _LINE_ITEMS = 16  # float32 in a cache line
-NO_ROW = -1  # in place of a row that is added first
-MORE = -2  # likewise, and what is there counts
+NO_ROW = -1  # as `own`: no row is added first
+MORE = -2  # as `own`: no row is added first, but the output's current value
 _BYTE, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 32, 64))
 
 
 class RowTable(NamedTuple):
-    """Rows that are added up."""
+    """The table of rows that are added up."""
 
     rows: NDArray[np.float32]  # (any,) rows of `width` numbers
     width: int
@@ -26,14 +26,14 @@ class RowTable(NamedTuple):
 
 
 class RowSources(NamedTuple):
-    """Where each row comes from."""
+    """The sources of edges, whose rows are added up."""
 
-    data: NDArray[np.uint8]  # with a stream of bits: of each source, which `base` is added to
+    data: NDArray[np.uint8]  # with a stream of bits: for each source, its difference to `base`
     bits: int
     base: np.uint64
-    start: np.int64  # bit at which source 0 begins
+    start: np.int64  # bit at which the source of edge 0 begins
     weights: NDArray[np.float32] | None  # None: each edge weighs 1
-    limit: np.int64  # rows of sources up to this one are asked for ahead
+    limit: np.int64  # rows are prefetched for edges below this one
 
 
 def _int64(value):
@@ -41,10 +41,10 @@ def _int64(value):
 
 
 class _Emitter:
-    """Writes the instructions of one call, whose arguments it knows by name."""
+    """Emits the instructions of one call; `given` holds its arguments by name."""
 
     def __init__(self, builder, given):
-        """`given`: addresses of arrays, numbers as int64, `times` as float32."""
+        """`given`: addresses of arrays, integers as int64, `times` as float32."""
         self._builder, self._given = builder, given
         self._fetch = cgutils.get_or_insert_function(
             builder.module,
@@ -53,7 +53,7 @@ class _Emitter:
         )
 
     def all_columns(self):
-        """The widest tile as often as it fits, each of the others once or not at all."""
+        """Sum all columns: the widest tile as often as it fits, the others at most once each."""
         builder, width, start = self._builder, self._given["width"], _int64(0)
         for tile in _TILES:
             stop = builder.and_(width, _int64(-tile))
@@ -84,7 +84,7 @@ class _Emitter:
         builder.store(result, builder.bitcast(place, vector.as_pointer()), align=4)
 
     def _ask_ahead(self, edge, column, tile):
-        """For the row of a later edge, where there is one."""
+        """Prefetch the row of a later edge, if there is one."""
         builder, limit = self._builder, self._given["limit"]
         ahead = _AHEAD_LINES // max(1, tile // _LINE_ITEMS)
         later = builder.add(edge, _int64(ahead))
@@ -123,14 +123,14 @@ class _Emitter:
 
 @intrinsic
 def sum_rows(_context, table, edges, low, high, weight_at, out, at, own, times):
-    """out[at : at + width] = times * (own row + rows of edges + what is there).
+    """out[at : at + width] = times * (own row + rows of edges [+ the value in `out`, if MORE]).
 
     table       RowTable
-    edges       RowSources   those of [low, high) count; edge `low` has the weight at `weight_at`
-    own         int          a row that is added first, NO_ROW, or MORE
+    edges       RowSources   edges [low, high) are used; edge `low` has the weight at `weight_at`
+    own         int          number of a row that is added first, NO_ROW, or MORE
     times       float32
 
-    Rows are added one by one: a column has the sum that it would have alone.
+    Rows are added one by one, so the sum of a column does not depend on the other columns.
     """
     whole = low, high, weight_at, at, own
     assert all(isinstance(kind, types.Integer) for kind in whole)

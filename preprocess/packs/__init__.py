@@ -1,1 +1,1 @@
-"""Epochs packed ahead of training: the one folder of this package that builds on `loaderd`."""
+"""Epochs packed ahead of training: the only folder of this package that depends on `loaderd`."""

@@ -1,4 +1,4 @@
-"""`blockstore pack` once its words are read, and what is said of packs that lie beside a store."""
+"""`blockstore pack` after its options are parsed, and descriptions of existing packs."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ def run_pack(
     show: PackShow,
     resources: IngestResources,
 ) -> None:
-    """Pack, or say what it would take.  Raises what `pack_epochs` does."""
+    """Pack, or print the estimated cost.  Raises what `pack_epochs` does."""
     options = PackOptions(
         _request(sampling), epochs.epochs, epochs.hot_bytes,
         epochs.group_bytes, resources.mem_bytes, default_threads(),
@@ -55,7 +55,7 @@ def run_pack(
 
 
 def _request(flags: PackedSampling) -> Attach:
-    """What sessions of these parameters ask for.  Raises BadInput."""
+    """The request that sessions with these parameters send.  Raises BadInput."""
     if flags.sampler not in ("neighbor", "labor"):
         raise BadInput.at(
             "--sampler", repr(flags.sampler), "neighbor or labor", "name one of them"
@@ -90,7 +90,7 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class PackDryRun:
-    """What packing would take, by 16 batches of its first epoch; bytes and seconds."""
+    """The estimated cost of packing, from 16 batches of its first epoch; bytes and seconds."""
 
     pack: str
     batches: int  # of an epoch
@@ -100,16 +100,16 @@ class PackDryRun:
     temporary_bytes: int
     free_bytes: int
     fits_disk: bool
-    rows_read_bytes: int  # of the store's rows, while packing
-    epoch_bytes: int  # that a session reads of an epoch
-    hot_bytes: int  # and once, when it begins
-    batch_rows_bytes: int  # of all rows that a batch wants
+    rows_read_bytes: int  # bytes of rows read from the store while packing
+    epoch_bytes: int  # bytes that a session reads in an epoch
+    hot_bytes: int  # bytes that a session reads once, when it begins
+    batch_rows_bytes: int  # bytes of all rows that a batch wants
     mem_bytes: int
-    serve_bytes: int  # of rows that a session keeps: those that stay, and two groups
+    serve_bytes: int  # memory of a session's rows: those that stay, and two groups
     read_rate: float  # of the disk, bytes a second
     write_rate: float
     elapsed_s: float
-    pays: dict[str, float]  # epochs -> seeds a second without the pack, below which it has paid
+    pays: dict[str, float]  # epochs -> seeds a second without the pack below which it pays off
 
     def text(self) -> str:
         seed = self.epoch_bytes / self.seeds / 1e3
@@ -135,7 +135,7 @@ class PackDryRun:
 
 
 def dry_run(path: Path, options: PackOptions) -> PackDryRun:
-    """Sample some batches, and look at the disk.  Raises what `pack_epochs` does at first."""
+    """Sample some batches, and measure the disk.  Raises what `pack_epochs` raises at first."""
     job = PackJob.of(open_store(path), options)
     target = pack_path(job.store.path, job.resolved, options.request.world_size)
     with open_sampler(job) as sampler:
@@ -159,7 +159,7 @@ def dry_run(path: Path, options: PackOptions) -> PackDryRun:
 
 
 def _folders(store: Path) -> list[Path]:
-    """Of packs, those of the store as it was before among them; not what is being written."""
+    """Folders of packs, also of earlier versions of the store, but not of unfinished ones."""
     folder = packs_folder(store)
     if not folder.is_dir():
         return []
@@ -167,7 +167,7 @@ def _folders(store: Path) -> list[Path]:
 
 
 def pack_lines(store: Path) -> list[str]:
-    """A line for each pack; of one that cannot be read, why."""
+    """A line for each pack; for one that cannot be read, the reason."""
     lines = []
     for folder in _folders(store):
         try:
@@ -186,9 +186,9 @@ def pack_lines(store: Path) -> list[str]:
 
 
 def verify_packs(store: Path) -> Iterator[tuple[Path, int]]:
-    """Every checksum of every pack: its folder, and the bytes of blocks read.
+    """Verify every checksum of every pack; yields (its folder, bytes of blocks read).
 
-    Raises CorruptBlock: the first fault, by its file; NotAStore, UnsupportedVersion.
+    Raises CorruptBlock: the first fault, with its file; NotAStore, UnsupportedVersion.
     """
     for folder in _folders(store):
         pack, total = read_pack(folder), 0

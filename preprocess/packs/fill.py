@@ -1,4 +1,4 @@
-"""Arrays of a pack: records page by page; rows of a store, which pass by once, to their groups."""
+"""Write the arrays of a pack: records by pages, and rows of the store, read once, by groups."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ from preprocess.pipeline.renderings import PassProgress
 
 
 class PagesWriter(RowBlocks):
-    """Pages, uint8 (pages, 4096), appended to an array that has as many as there come to be."""
+    """Appends pages, uint8 (pages, 4096), to an array whose length is known at the end."""
 
     def __init__(self, writer: StoreWriter, path: str) -> None:
         array = page_array(path, 0, writer.block_bytes)
@@ -34,17 +34,17 @@ class PagesWriter(RowBlocks):
         self._writer = writer
 
     def close(self) -> None:
-        """All pages are there.  Raises OutOfSpace."""
+        """Finish the array after the last page.  Raises OutOfSpace."""
         array = page_array(self._array.path, self.num_rows, self._writer.block_bytes)
         self._writer.begin_parts(array)
         self._writer.end_parts(array, self.end())
 
 
 class BlocksWriter:
-    """Blocks of a row array, in any order, by any number of threads."""
+    """Writes blocks of a row array in any order, from any number of threads."""
 
     def __init__(self, writer: StoreWriter, array: RowArray) -> None:
-        """Its files are made here.  Raises OutOfSpace."""
+        """Creates the files.  Raises OutOfSpace."""
         self._writer, self._array = writer, array
         self.geometry = g = row_geometry(array, writer.block_bytes)
         writer.begin_parts(array)
@@ -60,7 +60,7 @@ class BlocksWriter:
             reserve(fd, g.blocks_in(shard) * g.slot_bytes, name)
 
     def put(self, block: int, slot: NDArray[np.uint8]) -> None:
-        """uint8 (slot_bytes,), page-aligned.  Raises OutOfSpace."""
+        """Write a block: `slot` is uint8 (slot_bytes,), page-aligned.  Raises OutOfSpace."""
         g = self.geometry
         page_crcs(slot, g.pages_per_block, self._crcs[block * g.pages_per_block :])
         shard, offset = g.locate(block)
@@ -70,7 +70,7 @@ class BlocksWriter:
         return self
 
     def __exit__(self, kind: object, *_error: object) -> None:
-        """All blocks are there, unless there was an error.  Raises OutOfSpace."""
+        """Finish the array, unless there was an error.  Raises OutOfSpace."""
         while self._fds:
             os.close(self._fds.pop())
         if kind is None:
@@ -78,7 +78,7 @@ class BlocksWriter:
 
 
 class _GroupRows:
-    """The rows of one group, as they come: one block is being filled."""
+    """Collects the rows of one group in order, a block at a time."""
 
     def __init__(
         self,
@@ -88,13 +88,13 @@ class _GroupRows:
         row_bytes: int,
         out: BlocksWriter,
     ) -> None:
-        """rows   that it wants, ascending"""
+        """`rows`: those that the group wants, ascending."""
         self._rows, self._number, self._block = rows, first_block, block
         self._width, self._out, self._geometry = row_bytes, out, out.geometry
         self._done = self._filled = 0
 
     def take(self, piece: NDArray[np.uint8], first: int, source: BlockGeometry) -> None:
-        """What it wants of a piece: uint8 (blocks, slot_bytes), from block `first` of the array on.
+        """Copy wanted rows from a piece: uint8 (blocks, slot_bytes), blocks from `first` on.
 
         Raises OutOfSpace.
         """
@@ -114,7 +114,7 @@ class _GroupRows:
                 self.flush()
 
     def flush(self) -> None:
-        """The block is as full as it gets.  Raises OutOfSpace."""
+        """Write the current block, padded with zeros.  Raises OutOfSpace."""
         if self._filled:
             self._block[self._filled * self._width :] = 0
             self._out.put(self._number, self._block)
@@ -122,32 +122,32 @@ class _GroupRows:
 
 
 class WantedRows(NamedTuple):
-    """The rows of one group, and where they go."""
+    """The rows that one group wants of an array, and where they go."""
 
-    ids: ArrayFile  # store ids
-    first: int  # of these the group's begin there
-    num_rows: int  # they ascend
+    ids: ArrayFile  # store ids of all groups
+    first: int  # position in `ids` of the group's first row
+    num_rows: int  # number of its rows, whose ids ascend
     out: BlocksWriter
-    block: int  # the first of theirs
+    block: int  # first block of the group in `out`
 
     @property
     def num_bytes(self) -> int:
-        """Of memory, while they are filled: a block, and ids as they are read and as int64."""
+        """Memory while the group is filled: a block, and ids as they are read and as int64."""
         id_bytes: int = 8 + self.ids.dtype.itemsize
         return self.out.geometry.slot_bytes + id_bytes * self.num_rows
 
     def rows(self, first_node: int) -> NDArray[np.int64]:
-        """Their rows in the array whose first is that of `first_node`."""
+        """Row numbers in the array whose row 0 belongs to `first_node`."""
         return self.ids.read(self.first, self.num_rows).astype(np.int64) - first_node
 
 
 def wanted_rows(
     ids: ArrayFile, groups: Iterable[tuple[int, ...]], number: int, out: BlocksWriter
 ) -> Iterator[WantedRows]:
-    """The rows of one type in each group; an array has them group by group, each from a block on.
+    """The rows of type `number` in each group; each group begins with a new block of `out`.
 
-    ids      group by group, those of a group in the order of types
-    groups   rows of each type
+    ids      store ids, group by group, and by type inside a group
+    groups   number of rows of each type, for each group
     """
     at = block = 0
     for rows in groups:
@@ -165,9 +165,9 @@ def fill_groups(
     memory: PackMemory,
     stage: PassProgress,
 ) -> None:
-    """Write the rows of all groups: of as many in one pass as there is memory for.
+    """Write the rows of all groups, in each pass as many groups as memory allows.
 
-    array        of the store, whose rows are wanted
+    array        the array of the store with these rows
     first_node   store id of its first row
 
     Raises CorruptBlock, OutOfSpace.
@@ -196,7 +196,7 @@ def _pass_by(
     memory: PackMemory,
     stage: PassProgress | None,
 ) -> None:
-    """The rows of the array in order, to all of these groups."""
+    """Read the array in order, and copy its rows to all of these groups."""
     file, threads = store.rows(array), memory.settings.workers
     shares = [groups[i::threads] for i in range(threads)]
 

@@ -1,9 +1,9 @@
-"""Epochs sampled ahead, with the rows that their batches want: beside the store, whole or absent.
+"""Pack epochs ahead of training: batches and their rows, beside the store, all or nothing.
 
 The batches of an epoch are sampled in order, and their structure is appended to an array.  Rows
-that most batches want stay in memory when the pack is served, and are written once.  Of the others
-a group of batches has each once; the rows of the store pass by in order, and each goes to the
-blocks of the groups that want it.  Nothing is read at random.
+that most batches want stay in memory when the pack is served, and are written once.  Other rows are
+written once for each group of batches that wants them: the rows of the store are read in order, and
+each is copied to the blocks of these groups.  Nothing is read at random.
 """
 
 import gc
@@ -65,17 +65,17 @@ from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, 
 from preprocess.pipeline.work import STORE, check_free, sign
 
 _HOT = "hot"  # temporary file: store ids of the rows that stay
-_PIPELINE = 2  # goes up when stages or their files change: nothing older is taken over
+_PIPELINE = 2  # increased when stages or their files change: older work folders are not resumed
 
 
 @dataclass(frozen=True, slots=True)
 class PackResult(Ran):
-    """What has been written."""
+    """The pack that was written, and the cost of the run."""
 
     path: Path
     pack: Pack
     seeds: int  # of an epoch
-    epoch_bytes: int  # of the files that an epoch of a session reads, on average
+    epoch_bytes: int  # bytes that a session reads in an epoch, on average
     stages: tuple[StageResult, ...]  # those of earlier runs included
 
     def text(self) -> str:
@@ -100,8 +100,8 @@ def pack_epochs(
     fresh   begin from scratch, whatever an earlier run has left
 
     Raises Refused, BudgetTooSmall, OutOfSpace, StoreBusy, StoreExists, NotAStore,
-    CorruptBlock, BatchFailed.  When the disk fills up, or the run is stopped, finished stages stay
-    beside the store, and the same call goes on after them.
+    CorruptBlock, BatchFailed.  If the disk fills up, or the run is stopped, finished stages stay
+    beside the store, and the same call resumes after them.
     """
     job = PackJob.of(open_store(path), options)
     target = pack_path(job.store.path, job.resolved, options.request.world_size)
@@ -128,7 +128,7 @@ def pack_epochs(
             run.execute(stages[: made.first_rows])
             sampling.close()
             del sampler, run.sampler
-            gc.collect()  # what refers to the engine's memory refers to itself
+            gc.collect()  # the engine's memory is held by reference cycles
             RunPlan.of(stages, made.exact_bytes(run)).check_disk(target)
             run.execute(stages[made.first_rows :])
             return made.result(run, target)
@@ -147,7 +147,7 @@ class PackRun(PipelineRun):
 
 
 class PackStages:
-    """The stages of a pack: epoch by epoch, so that a run goes on with the next one."""
+    """The stages of a pack, separate for each epoch, so that a run can resume between epochs."""
 
     def __init__(self, job: PackJob, estimate: PackEstimate) -> None:
         self._job, self._estimate = job, estimate
@@ -163,7 +163,7 @@ class PackStages:
 
     @property
     def passing_bytes(self) -> int:
-        """Of the store's rows: each array passes by for each epoch."""
+        """Bytes of rows read from the store: each array once for each epoch."""
         arrays = [rows.array for rows in self._served]
         return len(self._epochs) * sum(a.num_rows * a.row_bytes for a in arrays)
 
@@ -286,20 +286,20 @@ class PackStages:
     # -- rows -------------------------------------------------------------------------------------
 
     def _groups(self, epoch: int | None, run: PackRun) -> list[tuple[int, ...]]:
-        """Rows of each type, of each group; of those that stay, one group."""
+        """Rows of each type in each group; rows that stay (`epoch` None) form a single group."""
         if epoch is None:
             return [tuple(run.facts(_CHOSEN)["rows"])]
         return [tuple(rows) for _, rows in run.facts(_placed(epoch))["groups"]]
 
     def _array(self, served: int, epoch: int | None, run: PackRun) -> RowArray:
-        """Each group begins at a block."""
+        """The array of an epoch's rows, in which each group begins with a new block."""
         rows, number = self._served[served].array, self._type_of[served]
         per_block = row_geometry(rows, self._job.store.manifest.block_bytes).rows_per_block
         blocks = sum(-(-group[number] // per_block) for group in self._groups(epoch, run))
         return RowArray(_rows(served, epoch), rows.dtype, blocks * per_block, rows.row_shape)
 
     def exact_bytes(self, run: PackRun) -> int:
-        """Bytes on disk of all arrays, once it is known which rows are to be written."""
+        """Bytes on disk of all arrays, after the rows to write have been chosen."""
         block, total = self._job.store.manifest.block_bytes, 0
         for array in self.pack(run).arrays():
             geometry = row_geometry(array, block)
@@ -393,5 +393,5 @@ def _filled(name: str, epoch: int) -> str:
 
 
 def _filled_with(epoch: int) -> list[int | None]:
-    """What is filled in the pass of an epoch: its rows, and with the first those that stay."""
+    """Epochs whose rows are filled in this pass: None, in the first, are the rows that stay."""
     return [None, epoch] if epoch == 0 else [epoch]

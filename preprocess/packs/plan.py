@@ -1,6 +1,6 @@
-"""What packing is asked for, how its memory is shared out, and what some batches say of it.
+"""Options, memory plan and estimate of a pack, which rows stay in memory, and groups of batches.
 
-Which rows stay, how batches form groups, and the place of each node of a batch.
+A group is a number of consecutive batches that share rows; each node of a batch has a place in it.
 """
 
 import time
@@ -33,19 +33,19 @@ from loaderd.sampling.records import record_dtype
 from loaderd.sessions.offline import OfflineSampler
 from loaderd.sessions.sizing import resolve_sampled
 
-ABSENT = np.uint32(NOWHERE - 1)  # a node whose row neither stays nor is in the group
-_PENDING = np.uint32(NOWHERE - 2)  # its row will be in the group
-_STEP = 1 << 20  # nodes looked at together
-MOST_WANTS = (1 << 16) - 1  # batches that want a node are counted up to here
-_TRIED = 16  # batches, over the first epoch, that a plan is made from
+ABSENT = np.uint32(NOWHERE - 1)  # place of a node whose row neither stays nor is in the group
+_PENDING = np.uint32(NOWHERE - 2)  # place of a node whose row will be in the group
+_STEP = 1 << 20  # nodes processed together
+MOST_WANTS = (1 << 16) - 1  # batches that want a node are counted up to this number
+_TRIED = 16  # batches, spread over the first epoch, that are sampled for the estimate
 _LEAST_BUFFER, _MOST_BUFFER = 64 << 10, 8 << 20
-_PARTS = 16  # of the memory, one of which is a buffer
-_COPIES = 4  # of a piece of rows: read, and copied ahead
-_BESIDE = 6  # bytes for each id of a group that is put together, over those of the id
+_PARTS = 16  # number of parts of the memory, one of which is for a buffer
+_COPIES = 4  # copies of a piece of rows: one being read, others read ahead
+_BESIDE = 6  # bytes for each id while a group is built, in addition to the id itself
 
 
 def count_levels(wants: NDArray[np.uint16], t: TypeRows) -> NDArray[np.int64]:
-    """How many nodes of a type are wanted by 0, 1, 2, ... batches, int64 (65536,)."""
+    """Number of nodes of a type that are wanted by 0, 1, 2, ... batches: int64 (65536,)."""
     levels = np.zeros(1 << 16, np.int64)
     for first in range(t.first, t.first + t.num_nodes, _STEP):
         piece = wants[first : min(first + _STEP, t.first + t.num_nodes)]
@@ -54,9 +54,9 @@ def count_levels(wants: NDArray[np.uint16], t: TypeRows) -> NDArray[np.int64]:
 
 
 class HotShare(NamedTuple):
-    """Of a type those nodes stay that are wanted by more than `level` batches, and some by so many.
+    """Which nodes of a type stay: all that more than `level` batches want, and some at `level`.
 
-    These are the first of them, by their ids.
+    These are the first `some` nodes, by id, that exactly `level` batches want.
     """
 
     level: int
@@ -66,9 +66,9 @@ class HotShare(NamedTuple):
 def choose_hot(
     levels: Sequence[NDArray[np.int64]], row_bytes: Sequence[int], num_bytes: int
 ) -> list[HotShare]:
-    """Of each type: the rows wanted most often for their bytes, as many as `num_bytes` hold.
+    """Choose the rows that are wanted most often relative to their bytes, up to `num_bytes`.
 
-    A row that a single batch wants is read once wherever it is.
+    Rows that a single batch wants never stay, as they are read once in any case.
     """
     shares = [HotShare((1 << 16) - 1, 0) for _ in levels]
     order = [
@@ -101,23 +101,23 @@ def hot_nodes(wants: NDArray[np.uint16], t: TypeRows, share: HotShare) -> Iterat
 
 
 class Group(NamedTuple):
-    """Consecutive batches and the nodes whose rows are theirs."""
+    """Consecutive batches, and the nodes whose rows they share."""
 
-    first: int  # batch
+    first: int  # batches [first, stop)
     stop: int
     nodes: NDArray[Any]  # store ids, ascending
-    rows: tuple[int, ...]  # of each type
+    rows: tuple[int, ...]  # number of rows of each type
 
 
 class Grouping:
-    """Batches in order, put into groups whose rows fit a bound; a batch is in one group."""
+    """Divides batches, in order, into groups whose rows take a limited number of bytes."""
 
     def __init__(
         self, num_nodes: int, types: Sequence[TypeRows], hot: NDArray[Any], group_bytes: int
     ) -> None:
         """Takes 4 bytes a node.
 
-        hot   store ids of the rows that stay, ascending: place i is that of hot[i]
+        hot   store ids of the rows that stay, ascending; node hot[i] has place i
         """
         self._types, self._most = types, group_bytes
         self._widths = np.array([sum(t.row_bytes) for t in types], np.int64)
@@ -128,7 +128,7 @@ class Grouping:
         self._hot = hot.size
 
     def groups(self, batches: int, nodes_of: Callable[[int], NDArray[Any]]) -> Iterator[Group]:
-        """Until the next one is asked for, `place` has the places of a group's nodes."""
+        """Yield groups; until the next step, `place` holds the places of the group's nodes."""
         listed: list[NDArray[Any]] = []
         first, rows = 0, np.zeros(len(self._types), np.int64)
         for batch in range(batches):
@@ -143,7 +143,7 @@ class Grouping:
         yield from self._close(first, batches, listed)
 
     def _fresh(self, nodes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Nodes that are not in the group yet, ascending, and how many there are of each type."""
+        """Nodes that are not in the group yet, ascending, and their number by type."""
         fresh = distinct(nodes[self.place[nodes] == ABSENT])
         return fresh, np.array(self._of_types(fresh), np.int64)
 
@@ -161,13 +161,13 @@ class Grouping:
 
 @dataclass(frozen=True)
 class PackOptions:
-    """What is packed, and within what."""
+    """What to pack, and its budgets."""
 
-    # of one rank of `world_size`; its plan is `auto`, its seeds are a split, or all nodes
+    # the request of one of `world_size` ranks, with plan `auto`, and a split or all nodes as seeds
     request: Attach
     epochs: int
-    hot_bytes: int  # of rows that stay in memory
-    group_bytes: int  # of the rows of a group of batches; 0: half of the hot ones
+    hot_bytes: int  # bytes of rows that stay in memory
+    group_bytes: int  # bytes of the rows of a group of batches; 0: half of `hot_bytes`
     mem_bytes: int
     threads: int
 
@@ -176,23 +176,23 @@ class PackOptions:
         return self.group_bytes or self.hot_bytes // 2
 
     def all_ranks(self) -> Attach:
-        """The request for the batches of all ranks, as a daemon makes it of theirs."""
+        """The request for the batches of all ranks, as a daemon merges theirs."""
         rank = EVERY_RANK if self.request.world_size > 1 else 0
         return msgspec.structs.replace(self.request, rank=rank)
 
 
 class PackMemory(NamedTuple):
-    """Bytes of `--mem`, stage by stage."""
+    """How `--mem` is divided in each stage."""
 
-    buffer: int  # of each of two buffers of an array that is written
-    settings: EngineSettings  # of the engine that samples, beside what stays
-    scan: int  # of a piece of rows
-    blocks: int  # of the blocks and ids of groups that are filled together
+    buffer: int  # bytes of each of the two buffers of an array being written
+    settings: EngineSettings  # of the sampling engine
+    scan: int  # bytes of a piece of rows
+    blocks: int  # bytes of blocks and ids of the groups that are filled together
 
 
 @dataclass(frozen=True)
 class PackJob:
-    """A store, what is packed of it, and how."""
+    """A store, and what to pack of it, with the memory plan."""
 
     store: Store
     options: PackOptions
@@ -202,14 +202,14 @@ class PackJob:
 
     @property
     def dtypes(self) -> dict[str, str]:
-        """Of the arrays of a batch's structure."""
+        """Dtypes of the arrays of a batch's structure."""
         manifest = self.store.manifest
         sizes = make_sizes(manifest, self.resolved, False)
         return array_dtypes(manifest.id_dtype, record_dtype(sizes.record).name)
 
     @classmethod
     def of(cls, store: Store, options: PackOptions) -> "PackJob":
-        """What options come to for a store.  Raises Refused, BudgetTooSmall."""
+        """Resolve options for a store.  Raises Refused, BudgetTooSmall."""
         store.check_whole("blockstore pack")
         check_attach(options.request)
         manifest = store.manifest
@@ -219,7 +219,7 @@ class PackJob:
 
 
 def share_memory(manifest: Manifest, types: list[TypeRows], options: PackOptions) -> PackMemory:
-    """Raises BudgetTooSmall with what the stages beside sampling need."""
+    """Divide the memory.  Raises BudgetTooSmall with the minimum of all stages but sampling."""
     mem, nodes, ids = options.mem_bytes, manifest.num_nodes, ITEM_BYTES[manifest.id_dtype]
     block = slot_bytes(manifest)
     buffer = max(_LEAST_BUFFER, min(_MOST_BUFFER, mem // _PARTS // 8))
@@ -242,20 +242,20 @@ def share_memory(manifest: Manifest, types: list[TypeRows], options: PackOptions
 
 
 class PackEstimate(NamedTuple):
-    """What a pack will be, by some batches of its first epoch."""
+    """The estimated size of a pack, from some batches of its first epoch."""
 
     batches: int  # of an epoch, of all ranks
     seeds: int  # of an epoch
     nodes: int  # of a batch
     record_bytes: int  # of a batch, with the places of its nodes
-    cold_bytes: int  # of a batch, if none of its rows are shared by its group
-    batch_bytes: int  # of the rows that a batch wants
+    cold_bytes: int  # of a batch, if it shares no rows with others in its group
+    batch_bytes: int  # of all rows that a batch wants
     hot_bytes: int
-    sample_s: float  # for a batch
+    sample_s: float  # seconds to sample a batch
 
     @property
     def epoch_bytes(self) -> int:
-        """Written once, and read by each epoch of a session; the hot rows come once beside it."""
+        """Bytes that a session reads in each epoch; hot rows are read once, in addition."""
         return self.batches * (self.record_bytes + self.cold_bytes)
 
 
@@ -284,7 +284,7 @@ def estimate_pack(job: PackJob, sampler: OfflineSampler) -> PackEstimate:
         for ids in found:
             own = ids[(ids >= t.first) & (ids < t.first + t.num_nodes)]
             wanted += own.size * width
-            # how often the other batches want them says whether they would stay
+            # a row would stay if enough of the other batches want it
             cold += int(np.count_nonzero(wants[own] - 1 <= share.level)) * width
     return PackEstimate(
         plan.num_steps, job.resolved.num_seeds, sum(ids.size for ids in found) // len(found),

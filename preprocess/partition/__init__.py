@@ -1,1 +1,1 @@
-"""Partitions, hubs and halos: settings, costs, stages and reports."""
+"""Partitions, hubs, halos and owner maps: settings, costs, stages and reports."""

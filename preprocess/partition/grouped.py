@@ -1,4 +1,4 @@
-"""Whole partitions of a store as the shares of owners: their loads, and how they are evened out."""
+"""Owners of whole partitions of a store: loads of partitions, and balancing of owners."""
 
 import math
 
@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from blockstore.store import Store, read_rows
 from preprocess.errors import BadInput
 
-MOST_OWNERS = 1024  # a table of all pairs is 8 MiB
+MOST_OWNERS = 1024  # a table of all pairs takes 8 MiB
 
 
 def check_partitions(store: Store, owners: int) -> None:
-    """Raises BadInput: the store has too few partitions for so many owners, or too many."""
+    """Raises BadInput if the store has too few partitions for so many owners, or too many."""
     (node_type,) = store.manifest.types
     found = node_type.num_partitions
     if not owners <= found <= MOST_OWNERS:
@@ -25,7 +25,7 @@ def check_partitions(store: Store, owners: int) -> None:
 def partitions_of(store: Store) -> tuple[NDArray[np.uint16], NDArray[np.float64]]:
     """The partition of each node, and the training nodes of each partition.
 
-    A store without training nodes has its nodes counted instead.
+    If the store has no training nodes, all nodes are counted instead.
     """
     (t,) = store.manifest.types
     offsets = store.partition_offsets(t).astype(np.int64)
@@ -45,8 +45,8 @@ def even_out(
     k: int,
     cap: float,
 ) -> None:
-    """Move partitions away from the owner with the greatest load, or exchange them for others,
-    until it has at most `cap` or nothing helps.  Of equal steps the one that cuts least.
+    """Move partitions away from the owner with the greatest load, or swap them with others, until
+    it has at most `cap` or no step helps.  Of equally good steps, take the one that cuts least.
 
     table   float64 (partitions, partitions)   symmetric
     owner   uint16 (partitions,)               in and out
@@ -58,11 +58,11 @@ def even_out(
     while totals.max() > cap:
         full = int(totals.argmax())
         own = np.flatnonzero(owner == full)
-        best = (float(totals[full]), -math.inf, -1, -1, -1)  # nothing that is no better
+        best = (float(totals[full]), -math.inf, -1, -1, -1)  # a step must improve on this
         for other in range(k):
             if other == full:
                 continue
-            theirs = np.append(np.flatnonzero(owner == other), -1)  # -1: nothing comes back
+            theirs = np.append(np.flatnonzero(owner == other), -1)  # -1: a move without a swap
             back = np.append(loads[theirs[:-1]], 0.0)
             moved = loads[own][:, None] - back
             after = np.maximum(totals[full] - moved, totals[other] + moved)

@@ -1,4 +1,4 @@
-"""Names, bytes and passes of the stages of hubs and halos, decided before anything runs.  Pure."""
+"""Names, bytes and passes of the stages of hubs and halos, planned before they run.  Pure."""
 
 from typing import NamedTuple
 
@@ -21,11 +21,11 @@ from preprocess.stages.walk import LANE_BYTES, REACH_NODE_BYTES, WALK_NODE_BYTES
 
 HUBS, HALOS, KEPT = "find hubs", "find halos", "neighbors kept"  # names of stages
 _HUB_NODE_BYTES = 24  # scores before and after a step, or a sorted copy: 16; in-degree, marks, room
-_LONGER = 5  # in-edges of those who matter, times the mean: assumed
+_LONGER = 5  # assumed in-degree of influential nodes, relative to the mean
 
 
 class HaloPaths(NamedTuple):
-    """Of the arrays of a type's slots."""
+    """Paths of the arrays of a type's slots."""
 
     nodes: str
     offsets: str
@@ -37,7 +37,7 @@ class HaloPaths(NamedTuple):
 
 
 def hubs_path(type_name: str) -> str:
-    """Of the ids of hubs of a type."""
+    """Path of the ids of a type's hubs."""
     return f"nodes/{as_path(type_name)}/hubs"
 
 
@@ -47,7 +47,7 @@ def halo_paths(type_name: str) -> HaloPaths:
 
 
 def halo_relation_path(relation_path: str) -> str:
-    """Of the columns of slots; the name of their stage too."""
+    """Path of a relation's slot columns; also the name of their stage."""
     return f"{relation_path}/halo"
 
 
@@ -58,7 +58,7 @@ def copies_nodes(options: IngestOptions) -> bool:
 
 
 def influence_node_bytes(options: IngestOptions) -> int:
-    """Of tables of these stages, for each node."""
+    """Bytes of tables of these stages for each node."""
     if not copies_nodes(options):
         return 0
     influence = options.influence
@@ -69,20 +69,20 @@ def influence_node_bytes(options: IngestOptions) -> int:
 
 
 def walk_room(num_nodes: int, node_bytes: int, share: int, block_bytes: int) -> int:
-    """Bytes for the lanes of walks; `node_bytes`: of all tables of the ingest."""
+    """Bytes for the lanes of walks; `node_bytes`: bytes a node of all tables of the ingest."""
     reading = PIECE_COPIES * scan_size(share, block_bytes)
     return (node_bytes - WALK_NODE_BYTES) * num_nodes + max(0, share - reading)
 
 
 def halo_batches(contents: Contents, options: IngestOptions, share: int, node_bytes: int) -> int:
-    """How often the graph is walked through: as many partitions at a time as lanes fit."""
+    """Number of walks over the graph, each for as many partitions as lanes fit in memory."""
     parts = options.partition.num_partitions if options.partition else 1
     room = walk_room(contents.num_nodes, node_bytes, share, options.block_bytes)
     return -(-parts // plan_lanes(contents.num_nodes, parts, room).num_walks)
 
 
 def influence_bytes(contents: Contents, options: IngestOptions) -> int:
-    """Of copies in the store: of edges an estimate, as those who matter have more of them."""
+    """Bytes of copies in the store; edges are estimated, as influential nodes have more."""
     if not copies_nodes(options):
         return 0
     rows = [a for t in contents.types for a in copied_arrays(t, options, contents)]
@@ -91,7 +91,7 @@ def influence_bytes(contents: Contents, options: IngestOptions) -> int:
 
 
 def hub_share(contents: Contents, options: IngestOptions) -> float:
-    """Of all nodes: where they are told in bytes, those that mean rows and columns would give."""
+    """Share of all nodes that are hubs; if limited in bytes, estimated from mean row sizes."""
     influence: InfluenceOptions = options.influence
     if not influence.hub_bytes:
         return influence.hub_share if influence.finds_hubs else 0.0
@@ -109,7 +109,7 @@ def _slot_share(contents: Contents, options: IngestOptions) -> float:
 
 
 def copied_arrays(t: TypeContents, options: IngestOptions, contents: Contents) -> list[RowArray]:
-    """Ids, label and features of slots, about as many slots as there will be."""
+    """Arrays of ids, label and features of slots, for the estimated number of slots."""
     paths, num_slots = halo_paths(t.name), round(_slot_share(contents, options) * t.num_nodes)
     found = [RowArray(paths.nodes, contents.id_dtype, num_slots)]
     if t.label is not None:

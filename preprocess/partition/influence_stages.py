@@ -1,7 +1,7 @@
-"""The stages of hubs and halos: found in the blocks just written, then copied group by group.
+"""The stages of hubs and halos: find them in the blocks just written, then copy them by groups.
 
-Groups are the halo of each partition, then the hubs.  Two temporary files wait between stages: ids
-of hubs, the most influential first, and ids of all halos, partition by partition.
+Groups are the halo of each partition, then the hubs.  Two temporary files are kept between stages:
+ids of hubs, the most influential first, and ids of all halos, partition by partition.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ _HUBS, _HALOS = "hubs", "halos"  # temporary files
 
 
 class _Written(NamedTuple):
-    """The store as it is when relations and types are there."""
+    """The store after relations and types have been written."""
 
     manifest: Manifest
     store: Store
@@ -69,10 +69,10 @@ class _Written(NamedTuple):
 
 
 class InfluenceStages:
-    """Hubs and halos of a store whose relations and types are there."""
+    """The stages of hubs and halos, which follow those of relations and types."""
 
     def __init__(self, job: IngestJob, manifest: Callable[[IngestRun], Manifest]) -> None:
-        """`manifest`: of what has been written."""
+        """`manifest`: returns the manifest of what has been written."""
         self._job, self._manifest = job, manifest
         self._options = job.options.influence
         self._scan_bytes = scan_size(job.share, job.options.block_bytes)
@@ -92,7 +92,7 @@ class InfluenceStages:
         if options.halo:
             held = 8 * round(options.halo * contents.num_nodes)
             batches = halo_batches(contents, job.options, job.share, node_ids)
-            # first steps read their own partitions only
+            # the first step of a walk reads its own partition only
             read = graph + batches * (STEPS - 1) * graph + graph
             work = {"walked_edges": (STEPS - 1) * batches * job.num_edges}
             cost = Cost(read + ids, held, 0, work)
@@ -141,7 +141,7 @@ class InfluenceStages:
         )
 
     def extended(self, run: IngestRun) -> Manifest:
-        """The manifest with what these stages made."""
+        """The manifest with the arrays that these stages wrote."""
         options, written, kept = self._options, self._written(run), run.facts(KEPT)
         influence = Influence(
             hub_score=kept["score"],
@@ -179,7 +179,7 @@ class InfluenceStages:
         return RowArray(hubs_path(type_name), self._job.contents.id_dtype, count)
 
     def _written(self, run: IngestRun) -> _Written:
-        """Opened once; the order of nodes is not needed from then on."""
+        """The written store, opened once; frees the node order, which is not needed any more."""
         if self._opened is None:
             run.forget_order()
             manifest = self._manifest(run)
@@ -190,7 +190,7 @@ class InfluenceStages:
         return self._opened
 
     def _starts(self, run: IngestRun) -> list[int]:
-        """First slot of the halo of each partition, then that of hubs."""
+        """First slot of each partition's halo, then that of the hubs."""
         if self._options.halo:
             return list(run.facts(HALOS)["starts"])
         return [0] * self._written(run).offsets.shape[1]
@@ -236,7 +236,7 @@ class InfluenceStages:
         return {"starts": starts.tolist()}
 
     def _hubs(self, run: IngestRun) -> NDArray[np.int64]:
-        """Store ids, the most influential first."""
+        """Store ids of hubs, the most influential first."""
         if not self._options.finds_hubs:
             return np.empty(0, np.int64)
         return load_array(run.path(_HUBS), np.uint64).astype(np.int64)
@@ -250,7 +250,7 @@ class InfluenceStages:
     def _slots(
         self, run: IngestRun, t: TypeContents
     ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """(nodes of a type in the order of its slots, first slot of each group, then all)."""
+        """(nodes of a type in slot order, first slot of each group, then the number of slots)."""
         nodes = np.concatenate([self._halos(run), np.sort(self._hubs(run)).astype(np.uint64)])
         ours = (nodes >= t.first) & (nodes < t.stop)
         before = np.concatenate([[0], np.cumsum(ours)])
@@ -274,7 +274,7 @@ class InfluenceStages:
         return SlotCopies(store, nodes, self._job.share, run.folder, run.progress)
 
     def _write_copy(self, t: TypeContents, path: str, run: IngestRun) -> None:
-        """Rows of an array, a row a slot; the scale of int8 stays that of the array."""
+        """Write a copy of an array with one row for each slot; it uses the array's int8 scale."""
         written = next(w for w in self._written(run).manifest.types if w.name == t.name)
         array, copies = _copied(written)[path], self._copies(run, t)
         copy = msgspec.structs.replace(array, path=path, num_rows=copies.num_slots)
@@ -320,12 +320,12 @@ def _with_copies(run: IngestRun, relation: Relation) -> Relation:
 
 
 def _column_paths(path: str) -> list[str]:
-    """Of the columns of slots of a relation."""
+    """Paths of the arrays of a relation's slot columns."""
     return [f"{path}/{name}" for name in ("blocks", "first_node", "first_edge")]
 
 
 def _copied(t: NodeType) -> dict[str, RowArray]:
-    """Arrays of a type that halos copy, by the path of the copy."""
+    """Arrays of a type that have copies for halos, by the path of the copy."""
     paths = halo_paths(t.name)
     features = {paths.feature(name): array for name, array in t.features.items()}
     return features if t.label is None else {paths.label: t.label, **features}
@@ -334,7 +334,7 @@ def _copied(t: NodeType) -> dict[str, RowArray]:
 def _within(
     manifest: Manifest, scores: NDArray[np.float64], in_degrees: NDArray[np.uint32], limit: int
 ) -> NDArray[np.int64]:
-    """As many nodes of the highest scores as `limit` bytes hold with their in-edges."""
+    """As many nodes with the highest scores as fit in `limit` bytes, with their in-edges."""
     edge = max(sum(r.item_bytes(manifest.id_dtype)) for r in manifest.relations)
     rows = [sum(a.row_bytes for a in _copied(t).values()) for t in manifest.types]
     nodes = top_scores(scores, min(scores.size, limit // max(1, min(rows))))
@@ -345,10 +345,10 @@ def _within(
 
 
 def top_scores(scores: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Nodes of the highest positive scores, the highest first; the smaller id among equals.
+    """Nodes with the highest positive scores, in descending order; of equals the smaller id first.
 
     scores   float64 (num_nodes,)
-    count    at most so many
+    count    maximum number of nodes
     """
     count = min(count, int(np.count_nonzero(scores > 0)))
     if count == 0:

@@ -1,7 +1,7 @@
-"""METIS, for comparison: the only module that knows pymetis.  It holds the whole graph.
+"""METIS, for comparison: the only module that uses pymetis.  It holds the whole graph in memory.
 
-METIS adds up integer weights in 32 bits, and does not say when they overflow: those of all nodes
-are scaled to 2**30 together, and so are those of all edges, each at least 1.
+METIS adds up integer weights in 32 bits, and does not report overflows.  So the weights of all
+nodes are scaled to a sum of 2**30, and so are those of all edges, each at least 1.
 """
 
 import importlib
@@ -16,13 +16,13 @@ from preprocess.errors import BadInput
 from preprocess.pipeline.progress import Progress
 from preprocess.stages.columns import ColumnFile
 
-_EDGE_BYTES, _NODE_BYTES = 60, 200  # seen: 51 to 54 an edge in one direction, nodes included
-_WEIGHT_BYTES = 48  # more of an edge in one direction, while weights of equal ones are added
-WHOLE = 1 << 30  # what the weights of all nodes come to, and those of all edges both ways
+_EDGE_BYTES, _NODE_BYTES = 60, 200  # measured: 51 to 54 an edge in one direction, with nodes
+_WEIGHT_BYTES = 48  # in addition, an edge in one direction, while weights of equal ones are added
+WHOLE = 1 << 30  # sum of the weights of all nodes, and of all edges in both directions
 
 
 def check_installed(method: str) -> None:
-    """Raises BadInput: METIS is asked for, and pymetis is not installed."""
+    """Raises BadInput if `method` is METIS, and pymetis is not installed."""
     if method == "metis" and find_spec("pymetis") is None:
         raise BadInput.at(
             "--partitioner", "metis without pymetis", "it to be installed",
@@ -31,7 +31,7 @@ def check_installed(method: str) -> None:
 
 
 def metis_bytes(columns: ColumnFile, weighted: bool = False) -> int:
-    """Memory that it takes, about: both directions of each edge, and coarser graphs of them."""
+    """Approximate memory: both directions of each edge, and the coarsened graphs."""
     edge = _EDGE_BYTES + weighted * _WEIGHT_BYTES
     return 2 * edge * columns.num_edges + _NODE_BYTES * columns.degrees.size
 
@@ -42,12 +42,12 @@ def metis_partition(
     progress: Progress,
     weights: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
 ) -> NDArray[np.uint32]:
-    """Edges count in both directions, once, or with the weights of both; loops not at all.
+    """Partition the undirected graph: parallel edges count once, or with their weights; no loops.
 
     weights   float32 (num_nodes,) each: of the nodes, and of each in-edge of a node
 
-    Returns uint32 (num_nodes,): where nodes are no more than partitions, each has its own.
-    Raises BadInput: so many edges cannot have weights.
+    Returns uint32 (num_nodes,); if there are no more nodes than partitions, each has its own.
+    Raises BadInput: too many edges for weights.
     """
     pymetis = importlib.import_module("pymetis")
     num_nodes = columns.degrees.size
@@ -78,7 +78,7 @@ def metis_partition(
 
 
 def _scaled(weights: NDArray[Any], least: int) -> NDArray[np.int64]:
-    """Whole numbers of at least `least`, in all about WHOLE, and at most twice that."""
+    """Integers of at least `least`, with a sum of about WHOLE, and at most twice that."""
     total = float(weights.sum(dtype=np.float64))
     found = np.rint(weights * (WHOLE / total if total else 0.0)).astype(np.int64)
     return np.maximum(found, least)
@@ -94,8 +94,8 @@ def both_ways(
 
     weights   float32 (num_nodes,)   of each in-edge of a node
 
-    Starts and neighbors are int64; sums, float64, are of the weights of all edges, in either
-    direction, between a node and its neighbor, or empty.
+    Starts and neighbors are int64.  Sums, float64, add the weights of all edges in either direction
+    between a node and its neighbor; they are empty without weights.
     """
     shift, low = np.uint64(32), np.uint64(0xFFFFFFFF)
     ends = targets.astype(np.uint64), sources.astype(np.uint64)

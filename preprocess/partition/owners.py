@@ -1,12 +1,13 @@
 """Owner maps: which of several trainers owns each node, so that few edges cross between them.
 
-An edge weighs what it is expected to be sampled, times the layers that use it, in a step; a node
-what its in-edges do together, or how often it is expanded (docs/derivations/owners.md).
+The weight of an edge is how often it is expected to be sampled in a step, times the layers that use
+it; that of a node is the sum over its in-edges, or how often it is expanded
+(docs/derivations/owners.md).
 
-`stream` has five passes over the columns, in the order of the nodes' weights.  Two put nodes into
-many clusters, FENNEL's way; the clusters, whose edges fit in memory, are put together for the
-owners; and three more passes move nodes between owners.  Five passes with the owners alone stay
-with what the heaviest nodes begin with: they cut up to 1.7 times what METIS does.
+`stream` makes five passes over the columns, by descending weight of nodes.  Two passes put nodes
+into many clusters, as FENNEL does; the clusters, whose edges fit in memory, are then assigned to
+owners; three more passes move nodes between owners.  Five passes with owners alone could not revise
+the placement of the heaviest nodes, and cut up to 1.7 times as much as METIS.
 """
 
 import math
@@ -50,25 +51,25 @@ from preprocess.stages.partition import Visits
 
 Method = Literal["stream", "metis", "random"]
 Weights = Literal["edges", "nodes"]
-_MOST_NODES = 1 << 31  # twice that fits uint32: sources are marked
-_NODE_BYTES = 64  # degrees, weights and orders of a node, the order of visits as it is found
-_TABLES = 4  # of the weights between each two, with what is made on the way
-_STEP = 1 << 18  # nodes whose weights are worked out at a time
-_PURPOSE = 0x4F77_6E65  # of the key: no other draw has it
+_MOST_NODES = 1 << 31  # twice as much fits in uint32, as marked sources need a bit
+_NODE_BYTES = 64  # memory of a node: degrees, weights, orders, and sorting by weight
+_TABLES = 4  # copies of the table of weights between pairs, temporary ones included
+_STEP = 1 << 18  # nodes whose weights are computed at a time
+_PURPOSE = 0x4F77_6E65  # part of the random key that no other draw uses
 
-# of clusters: the least cross edges of facebook, github, arxiv-cs and com-dblp, for 2, 4, 8 owners
-_CLUSTERS = 0.6  # power of the nodes
-_MOST_CLUSTERS = 2048  # each node is compared with all; a table of all pairs is 32 MiB
+# tuned for the fewest cross edges on facebook, github, arxiv-cs and com-dblp, with 2, 4, 8 owners
+_CLUSTERS = 0.6  # the number of clusters is the number of nodes to this power
+_MOST_CLUSTERS = 2048  # each node is compared with all; a table of all pairs takes 32 MiB
 _CLUSTER_PASSES, _OWNER_PASSES = 2, 3
 _CLUSTER_SLACK = 2.0
-_CLUSTER_PRICE = 0.1  # of FENNEL's: clusters are to be put together, not to be even
-_TRIES = 32  # to put clusters together, each in another order
-_PARTITION_SLACK = 1.02  # the greatest share of training nodes, over the mean, if partitions allow
+_CLUSTER_PRICE = 0.1  # times FENNEL's price, as clusters will be merged and need not be balanced
+_TRIES = 32  # attempts to merge clusters, each in another order
+_PARTITION_SLACK = 1.02  # greatest share of training nodes, over the mean, if partitions allow it
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerOptions:
-    """What decides a map, beside the graph and the counts."""
+    """Everything that decides a map, besides the graph and the counts."""
 
     panel: ClassVar = "Owner maps"
     name: str = flag("", "of the map that is made")
@@ -83,11 +84,11 @@ class OwnerOptions:
 
 
 class Weighted(NamedTuple):
-    """What nodes and edges weigh, by store id."""
+    """Weights of nodes and edges, by store id."""
 
     node: NDArray[np.float32]  # (nodes,)
-    edge: NDArray[np.float32]  # (nodes,): of each in-edge of a node
-    loaded: NDArray[np.uint32] | None  # (nodes,): batches that have a node, if they were counted
+    edge: NDArray[np.float32]  # (nodes,): weight of each in-edge of a node
+    loaded: NDArray[np.uint32] | None  # (nodes,): batches that contain a node, if counted
 
 
 def make_owners(
@@ -99,9 +100,9 @@ def make_owners(
 ) -> OwnerMap:
     """Make a map, and put it into the store.
 
-    counts   a file of `loaderd presample`; None: every node is expanded once, with all its edges
+    counts   a file of `loaderd presample`; None: as if each node were expanded once, with all edges
 
-    Raises BadInput, BudgetTooSmall, StoreError: of the file, or of the name.
+    Raises BadInput, BudgetTooSmall; StoreError about the file, or the name.
     """
     if not 1 <= options.balance <= 1000:
         raise BadInput.at("--balance", options.balance, "1 to 1,000", "choose another one")
@@ -140,7 +141,7 @@ def _num_clusters(num_nodes: int, owners: int) -> int:
 
 
 def _table_bytes(store: Store, options: OwnerOptions) -> int:
-    """Of the weights between owners, and between what is put together for them."""
+    """Bytes of the tables of weights between owners, and between clusters or partitions."""
     pieces = options.owners
     if options.from_partitions:
         pieces = store.manifest.types[0].num_partitions
@@ -150,7 +151,7 @@ def _table_bytes(store: Store, options: OwnerOptions) -> int:
 
 
 def _check_graph(store: Store) -> int:
-    """Its nodes.  Raises BadInput: no map can be made for it."""
+    """The store's number of nodes.  Raises BadInput: no map can be made for it."""
     manifest = store.manifest
     if len(manifest.types) != 1 or len(manifest.relations) != 1:
         raise BadInput.at(
@@ -166,7 +167,7 @@ def _check_graph(store: Store) -> int:
 
 
 def _read_counts(store: Store, path: Path) -> tuple[Expansions, NDArray[np.uint32]]:
-    """Raises StoreError: they are of another store."""
+    """Read a file of counts.  Raises StoreError: they are of another store."""
     found, counts = read_expansions(path)
     fingerprint, num_nodes = store.manifest.fingerprint, store.manifest.num_nodes
     if (found.fingerprint, found.num_nodes) != (fingerprint, num_nodes):
@@ -199,10 +200,10 @@ def weigh_nodes(
     found: tuple[Expansions, NDArray[np.uint32]] | None,
     weights: Weights,
 ) -> Weighted:
-    """What nodes and edges weigh, by counts or, without, if every node was expanded once, whole.
+    """Weights from counts `found` or, if None, as if each node were expanded once, with all edges.
 
-    degrees   uint32 (nodes,)   in-edges
-    weights   of nodes: the edges that they are expanded to, or 1 for each time
+    degrees   uint32 (nodes,)   in-degrees
+    weights   of nodes: the number of edges they are expanded to, or of expansions
     """
     node, edge = np.ones(degrees.size, np.float32), np.ones(degrees.size, np.float32)
     if found is None:
@@ -263,13 +264,13 @@ def _key(options: OwnerOptions, number: int) -> np.uint64:
 
 
 def _ranks(weights: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """Weights as whole numbers to sort by, the greatest close to 2**32."""
+    """Weights scaled to integers for sorting, the greatest close to 2**32."""
     top = float(weights.max(initial=0))
     return (weights * ((2**32 - 512) / top if top else 0.0)).astype(np.uint32)
 
 
 class _Streaming:
-    """The passes of `stream`, over columns in the order of their visits."""
+    """The passes of `stream` over columns in visit order."""
 
     def __init__(
         self,
@@ -288,7 +289,7 @@ class _Streaming:
         self._weight = float((weights.edge * columns.degrees).sum(dtype=np.float64))
 
     def find(self) -> NDArray[np.uint16]:
-        """The owner of each node, in the order of the visits."""
+        """The owner of each node, in visit order."""
         k, size = self._options.owners, self._edge.size
         clusters = _num_clusters(size, k)
         found = np.full(size, clusters, np.uint16)
@@ -311,7 +312,7 @@ class _Streaming:
         return found
 
     def _empty(self, k: int, slack: float, times: float) -> WeightedLoads:
-        """`k` partitions with FENNEL's price of loads, times `times`."""
+        """`k` empty partitions with `times` FENNEL's price of loads."""
         price = fennel_price(k, self._weight, self._load)
         return WeightedLoads.empty(k, slack * self._load / k, times * price)
 
@@ -321,7 +322,7 @@ class _Streaming:
             node, skip = 0, 0
             name = f"pass {number} of {passes} for {balance.loads.size}"
             with closing(scan_columns(columns, name, self._share, self._progress)) as pieces:
-                for sources in chain(pieces, [no_edges]):  # nodes without edges are placed too
+                for sources in chain(pieces, [no_edges]):  # the last one places nodes without edges
                     node, skip = place_weighted(
                         node, skip, columns.degrees, sources, self._ranked, found, balance
                     )
@@ -334,11 +335,11 @@ def put_together(
     options: OwnerOptions,
     empty: Callable[[], WeightedLoads],
 ) -> NDArray[np.uint16]:
-    """The owner of each cluster, uint16 (clusters,): of some tries that with the least cross
-    weight, if none is overfull.
+    """The owner of each cluster, uint16 (clusters,): the best of several tries, by the weight over
+    the cap, then by the weight of cross edges.
 
     table   float64 (clusters, clusters)   weight of the edges between each two, symmetric
-    empty   owners that have nothing yet
+    empty   makes the owners' empty loads
     """
     k, best = options.owners, (math.inf, math.inf)
     kept = np.zeros(loads.size, np.int64)
@@ -355,7 +356,7 @@ def put_together(
 def group_partitions(
     table: NDArray[np.float64], loads: NDArray[np.float64], options: OwnerOptions
 ) -> NDArray[np.uint16]:
-    """The owner of each partition, uint16 (partitions,): of equal loads, and few cross edges.
+    """The owner of each partition, uint16 (partitions,), for equal loads and few cross edges.
 
     table   float64 (partitions, partitions)   weights of the edges between each two
     """
@@ -368,7 +369,7 @@ def group_partitions(
 
 
 def fennel_price(k: int, weight: float, load: float) -> float:
-    """Of a load, times its root; `weight` of all edges, `load` of all nodes."""
+    """Price of a load, per root of the load; `weight`: of all edges, `load`: of all nodes."""
     return 1.5 * math.sqrt(k) * weight / load**1.5 if load else 0.0
 
 
@@ -383,7 +384,7 @@ def weights_between(
     share: int,
     progress: Progress,
 ) -> NDArray[np.float64]:
-    """Weights of all edges, float64 (k, k): by the owners of target and source."""
+    """Weights of all edges by the owners of target and source: float64 (k, k)."""
     table = np.zeros((k, k))
     node, skip = 0, 0
     with closing(scan_columns(columns, "weigh edges", share, progress)) as pieces:
@@ -393,7 +394,7 @@ def weights_between(
 
 
 def sum_by_owner(values: NDArray[Any], owner: NDArray[np.uint16], k: int) -> NDArray[np.float64]:
-    """Sums of the values of each owner's nodes, float64 (k,)."""
+    """Sum of the values of each owner's nodes: float64 (k,)."""
     total = np.zeros(k)
     for first in range(0, owner.size, _STEP):
         piece = slice(first, first + _STEP)
@@ -409,7 +410,7 @@ def measure(
     share: int,
     progress: Progress,
 ) -> dict[str, float]:
-    """Of the edges' weights the share that crosses; of owners the greatest share over the mean."""
+    """The share of edge weight that crosses, and the greatest loads of owners over the mean."""
     k = options.owners
     table = weights_between(columns, weights.edge, owner, k, share, progress)
     total = float(table.sum())

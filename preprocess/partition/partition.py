@@ -1,12 +1,10 @@
-"""How nodes are to be partitioned: the settings, the caps, the costs, and what it takes.  Pure.
+"""Options of partitioning: caps, costs and memory.  Also options of hubs and halos.  Pure.
 
 Cost of one more node of class l in a partition that holds s of them (thesis, Eq. 4.2):
 `alpha_l * gamma * (s / mu_l) ** (gamma - 1)`, mu_l the share of the class among all nodes,
 `alpha_l = alpha * m * sqrt(k) / n ** 1.5 * min(1, sqrt(n_l / (soften * k)))`.  The first factors
-are FENNEL's; the last is ours: where a partition gets few nodes of a class, one more of them is not
+are FENNEL's; the last is ours: if a partition gets few nodes of a class, balancing them is not
 worth giving up many neighbours.
-
-Which nodes are kept beside partitions, as asked for: hubs and halos.
 """
 
 import math
@@ -24,18 +22,18 @@ Partitioner = Literal["gap", "fennel", "ldg", "random", "metis"]
 Visit = Literal["degree", "random", "source"]
 Neighbors = Literal["auto", "in", "both"]
 MOST_PARTITIONS = 1 << 24
-NARROW_PARTITIONS = (1 << 16) - 1  # so many, and the number that means none, fit uint16
+NARROW_PARTITIONS = (1 << 16) - 1  # numbers up to here, and the one that means none, fit in uint16
 _FEW, _MANY = 20.0, 50.0  # nodes of a class in a partition
 _NODE_BYTES = 22  # degrees twice, classes twice, place, partition
-_SIZE_BYTES = 12  # of a size that partitions of a class may have: its first place, its cost
-_CELL_BYTES = 20  # of a class in a partition: its size, two places, its cost
+_SIZE_BYTES = 12  # for each possible size of a class in a partition: its first place, its cost
+_CELL_BYTES = 20  # for each class in each partition: its size, two places, its cost
 HubScore = Literal["walk", "degree"]
 DEFAULT_HUBS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionOptions:
-    """What decides a partition, beside the graph, the training nodes and the seed."""
+    """Everything that decides a partition, besides the graph, training nodes and the seed."""
 
     panel: ClassVar = "Partitions, hubs and halos"
     num_partitions: int = flag(MISSING, "of the nodes of the new store", "--partitions")
@@ -45,7 +43,7 @@ class PartitionOptions:
     passes: int = flag(5, "over all edges")
     alpha: float = flag(1.0, "times the cost of FENNEL")
     soften: float = flag(50.0, "nodes of a class a partition below which it costs less; 0: none")
-    # of sizes: divided by the share of the class, as Eq. 4.2 is printed
+    # whether sizes are divided by the share of the class, as in the printed Eq. 4.2
     relative: bool = flag(True, "sizes count relative to the share of the class")
     deviations: float = flag(  # see `class_limits`
         2.0, "of a random partition, that a class may exceed its mean by; 0: any"
@@ -64,17 +62,17 @@ class PartitionOptions:
 
     @property
     def dtype(self) -> type[np.uint16] | type[np.uint32]:
-        """Of the partition of a node, while they are found."""
+        """Dtype of a node's partition while partitions are being found."""
         return np.uint16 if self.num_partitions < NARROW_PARTITIONS else np.uint32
 
     @property
     def node_bytes(self) -> int:
-        """Of tables, for each node."""
+        """Bytes of tables for each node."""
         sizes = _SIZE_BYTES * min(1.0, max(1.0, self.slack) / max(1, self.num_partitions))
         return _NODE_BYTES + math.ceil(sizes)
 
     def check(self) -> None:
-        """Raises BadInput: what no graph can be partitioned with."""
+        """Raises BadInput if no graph can be partitioned with these options."""
         for name, value, minimum, most in (
             ("--partitions", self.num_partitions, 1, MOST_PARTITIONS),
             ("--passes", self.passes, 1, 1000),
@@ -94,22 +92,23 @@ class PartitionOptions:
 
 
 def group_caps(settings: PartitionOptions, group_sizes: list[int]) -> NDArray[np.int64]:
-    """Nodes of each group that a partition may hold; int64.
+    """Maximum number of nodes of each group in a partition; int64.
 
-    Together they hold all of a group; where slack is less than a node, the mean is rounded up.
+    All partitions together can hold the group; if slack is less than a node, the mean is rounded
+    up.
     """
     k = settings.num_partitions
     return np.array([max(-(-n // k), math.floor(settings.slack * n / k)) for n in group_sizes])
 
 
 def class_limits(settings: PartitionOptions, class_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Nodes of each class beyond which no more of it follow their neighbours to a partition; int64.
+    """Nodes of each class in a partition beyond which no more follow their neighbours; int64.
 
-    class_sizes  int64 (classes,)   nodes; the last class are other nodes, which have no limit
+    class_sizes  int64 (classes,)   nodes; the last class is that of other nodes, without a limit
 
-    Neighbours of hubs count for more than any cost, so that hubs of one class would fill a
-    partition.  A class has at most `deviations` standard deviations of a random partition more than
-    its mean; where few nodes of it fall in a partition, as many as six times that, because one of
+    A hub has so many neighbours that they outweigh any cost, so hubs of one class would fill a
+    partition.  A class may exceed its mean by `deviations` standard deviations of a random
+    partition; if a partition has few nodes of the class, by up to six times that, because balancing
     these is not worth giving up many neighbours.
     """
     found = np.full(class_sizes.size, np.iinfo(np.int64).max)
@@ -128,10 +127,10 @@ def class_costs(
     num_edges: int,
     most: NDArray[np.int64],
 ) -> list[NDArray[np.float64]]:
-    """Costs of each class for sizes 0, 1, ..., one beyond the greatest that a partition may have.
+    """Costs of each class for sizes 0, 1, ..., up to one above the greatest in a partition.
 
     class_sizes  int64 (classes,)   nodes
-    most         int64 (classes,)   of the class in a partition
+    most         int64 (classes,)   maximum nodes of the class in a partition
     """
     k, n = settings.num_partitions, max(1, int(class_sizes.sum()))
     alpha = settings.alpha * num_edges * math.sqrt(k) / (n * math.sqrt(n))
@@ -149,23 +148,23 @@ def class_costs(
 
 
 def table_bytes(settings: PartitionOptions, num_classes: int) -> int:
-    """Of what is kept for each class in each partition."""
+    """Bytes of tables for each class in each partition."""
     return settings.num_partitions * (_CELL_BYTES * num_classes + 32)
 
 
 def visited_fits(num_edges: int, share: int, in_memory: bool) -> bool:
-    """Whether columns in the order of the visits stay in memory; those by id are `in_memory`."""
+    """Whether columns in visit order fit in memory; `in_memory`: whether those by id are there."""
     return in_memory and 4 * num_edges <= share // 4
 
 
 @dataclass(frozen=True, slots=True)
 class InfluenceOptions:
-    """Semantic: all of it decides the store's bytes."""
+    """Options of hubs and halos, all of which affect the store's bytes."""
 
-    hubs: float | None = None  # share of all nodes; None: the default, where there are partitions
-    hub_bytes: int = 0  # else: what hubs take at most, their rows and in-edges
+    hubs: float | None = None  # share of all nodes; None: the default if there are partitions
+    hub_bytes: int = 0  # instead of `hubs`: maximum bytes of rows and in-edges of hubs
     hub_score: HubScore = "walk"
-    halo: float = 0.0  # nodes of a halo, as a share of those of its partition
+    halo: float = 0.0  # nodes of a halo, relative to those of its partition
 
     @property
     def finds_hubs(self) -> bool:
@@ -173,13 +172,13 @@ class InfluenceOptions:
 
     @property
     def hub_share(self) -> float:
-        """Of all nodes, at most."""
+        """Maximum share of all nodes that are hubs."""
         if self.hub_bytes:
             return 1.0
         return DEFAULT_HUBS if self.hubs is None else self.hubs
 
     def check(self, in_partitions: bool) -> None:
-        """Raises BadInput: shares out of range, or hubs and halos without partitions."""
+        """Raises BadInput if shares are out of range, or given without partitions."""
         if not 0 <= self.hub_share <= 1:
             raise BadInput.at(
                 "--hubs", f"{self.hubs:g}", "a share of all nodes, 0 to 1, or a size such as 64M",
@@ -200,11 +199,11 @@ class InfluenceOptions:
                 )  # fmt: skip
 
 
-NO_WISHES = InfluenceOptions()  # hubs as usual, no halos, where there are partitions
+NO_WISHES = InfluenceOptions()  # if there are partitions: the default hubs, no halos
 
 
 def parse_hubs(text: str) -> tuple[float | None, int]:
-    """(share, bytes) of an option: "0.01", "64M" or nothing.  Raises BadInput."""
+    """Parse an option to (share, bytes): "0.01", "64M" or nothing.  Raises BadInput."""
     if not text:
         return None, 0
     try:

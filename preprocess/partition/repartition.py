@@ -1,8 +1,8 @@
-"""A store into another one whose nodes stand partition by partition; the graph stays what it is.
+"""Rewrite a store with its nodes grouped by partition; the graph stays the same.
 
 It is an ingest whose source is the store: nodes keep their order inside a partition, and original
-ids, edge ids, arrays and splits are taken over as they are.  Hubs and halos belong to a partition,
-and are found again.
+ids, edge ids, arrays and splits are copied unchanged.  Hubs and halos depend on the partition, and
+are found again.
 """
 
 import shutil
@@ -47,7 +47,7 @@ def repartition(
 ) -> IngestResult:
     """Write the store `target`.
 
-    seed   of a random partition
+    seed   seed of a random partition
     fresh  begin from scratch, whatever an earlier run has left
 
     Raises what `ingest` does, and CorruptBlock.
@@ -68,7 +68,7 @@ def repartition(
     options.check()
     stages = _Repartition(source, _contents(source, options), options, manifest)
     facts = {"store": manifest.fingerprint, **option_facts(options)}
-    # arrays may be added to the store meanwhile, which changes nothing that is read here
+    # arrays may be added to the store meanwhile, but nothing that is read here changes
     files, keys = SourceFiles([store.path]), keys_of(store.path)
 
     def copy_keys(folder: Path) -> None:
@@ -80,7 +80,7 @@ def repartition(
 
 
 def _contents(source: StoredSource, options: IngestOptions) -> Contents:
-    """What the new store will hold: the arrays of the old one, with its ids of edges."""
+    """The contents of the new store: the arrays of the old one, with its edge ids."""
     contents, relations = list_contents(source, options), []
     for r in contents.relations:
         stored, ids = source.stored(r.source), source.edge_ids(r.source)
@@ -100,7 +100,7 @@ class _Repartition(IngestStages):
         self._old, self._source = old, source
 
     def _check(self, _: IngestRun) -> Facts:
-        """What is in a store has been checked."""
+        """Nothing: the data of a store has been checked by its own ingest."""
         return {"labels": {}}
 
     def _checked_bytes(self) -> int:
@@ -132,7 +132,7 @@ class _Repartition(IngestStages):
 
 
 class _StoredType(TypeStages):
-    """Ids are those of the owner, and stand in the order of the store."""
+    """A type whose original ids are taken from the old store, in its order."""
 
     def __init__(self, job: IngestJob, number: int, source: StoredSource) -> None:
         super().__init__(job, number)

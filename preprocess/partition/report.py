@@ -1,8 +1,8 @@
-"""How good a partition is: what it cuts, how it is balanced, what of the neighbours it keeps.
+"""Quality of a partition: the edges it cuts, its balance, and the share of neighbours it keeps.
 
-With B of k partitions loaded, chosen at random, an in-edge of a node that is loaded has its source
-loaded too with probability w + (1 - w) (B - 1) / (k - 1), w the share that comes from the node's
-own partition.
+If B of k partitions, chosen at random, are loaded, the source of a loaded node's in-edge is loaded
+too with probability w + (1 - w) (B - 1) / (k - 1), where w is the share of in-edges that come from
+the node's own partition.
 """
 
 from contextlib import closing
@@ -23,7 +23,7 @@ class KeptEdges(NamedTuple):
     """Shares of the edges that a partition cuts, and keeps together."""
 
     cut: float
-    inside: float  # of edges into training nodes; of all where there are no training nodes
+    inside: float  # of edges into training nodes; of all edges if there are no training nodes
 
 
 def count_kept(
@@ -33,7 +33,7 @@ def count_kept(
     share: int,
     progress: Progress,
 ) -> KeptEdges:
-    """One read of all columns, `share` bytes for it; nodes are numbered as the columns are.
+    """Measure in one read of all columns, with `share` bytes; nodes are numbered like columns.
 
     partition  uint16 or uint32 (num_nodes,)
     """
@@ -51,15 +51,15 @@ def count_kept(
 
 
 def kept_share(inside: float, num_partitions: int, part: int) -> float:
-    """Of in-edges, expected with one partition of `part` loaded, at least one."""
+    """Expected share of in-edges kept if one in `part` partitions, at least one, is loaded."""
     loaded = max(1, num_partitions // part)
     return inside + (1 - inside) * (loaded - 1) / max(1, num_partitions - 1)
 
 
 def label_divergence(table: NDArray[np.int64]) -> tuple[float, float]:
-    """(mean, maximum) over partitions of KL(its labels, those of all), in nats.
+    """(mean, maximum) over partitions of KL(labels of the partition, all labels), in nats.
 
-    table   int64 (classes, k)   training nodes; partitions without one do not count
+    table   int64 (classes, k)   numbers of training nodes; partitions without any are ignored
     """
     total = table.sum()
     if not total:
@@ -82,7 +82,7 @@ def make_report(
     kept: KeptEdges,
     evaluations: int,
 ) -> Partitioning:
-    """All figures of a partition, to nine digits: no machine's last bit is in a store."""
+    """All figures of a partition, rounded to nine digits so that stores do not vary by machine."""
     k = settings.num_partitions
     table = np.zeros((classes.num_classes + 1, k), np.int64)
     count_members(partition, classes.of_node, table)
@@ -115,7 +115,7 @@ def _rounded(value: float) -> float:
 
 
 def greatest_over_mean(sizes: NDArray[Any], empty: float = 0.0) -> float:
-    """The greatest over the mean; `empty`: where there is nothing."""
+    """The greatest size over the mean; `empty`: the result if there is nothing."""
     total = float(sizes.sum())
     return float(sizes.max()) * sizes.size / total if total else empty
 

@@ -1,1 +1,1 @@
-"""Stages in a journalled run: memory, disk, progress, work folder."""
+"""Runs of journalled stages: their plan, disk space, progress display and work folder."""

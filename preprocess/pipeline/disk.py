@@ -1,4 +1,4 @@
-"""How fast a folder's disk writes and reads, found out in a few hundred milliseconds."""
+"""Measure how fast a folder's disk writes and reads, in a few hundred milliseconds."""
 
 import os
 import shutil
@@ -23,17 +23,17 @@ _PHASE_S = 0.2  # of writing, then of reading
 
 @dataclass(frozen=True, slots=True)
 class DiskRates:
-    """Bytes a second, sequential, by some threads at once."""
+    """Sequential rates in bytes a second, with several threads at once."""
 
     folder: str
     read: float
     write: float
-    direct: bool  # past the page cache: else reads may be too fast
+    direct: bool  # whether the page cache was bypassed; else the read rate may be too high
     elapsed_s: float
 
 
 def existing_folder(target: Path) -> Path:
-    """The folder that a target will lie in, or the nearest above it that is there."""
+    """The parent folder of a target, or its nearest ancestor that exists."""
     folder = target.absolute().parent
     while not folder.is_dir():
         folder = folder.parent
@@ -43,12 +43,12 @@ def existing_folder(target: Path) -> Path:
 def measure_disk(folder: Path) -> DiskRates:
     """Write a file into `folder`, read it back, and remove it.  Raises OSError, OutOfSpace.
 
-    It takes at most 512 MiB, and an eighth of what is free.
+    The file takes at most 512 MiB, and at most an eighth of the free space.
     """
     begun = time.perf_counter()
     room = shutil.disk_usage(folder).free // 8 // _BLOCK_BYTES
-    block = aligned_buffer(_BLOCK_BYTES)  # of all threads: what is read is not looked at
-    block[:] = np.random.default_rng(0).integers(0, 256, _BLOCK_BYTES, np.uint8)  # no disk packs it
+    block = aligned_buffer(_BLOCK_BYTES)  # shared by all threads: read data is not used
+    block[:] = np.random.default_rng(0).integers(0, 256, _BLOCK_BYTES, np.uint8)  # incompressible
     view = byte_view(block)
     with (
         tempfile.TemporaryDirectory(prefix=".blockstore-disk-", dir=folder) as name,
@@ -79,7 +79,7 @@ def _rate(
     most: int,
     end: Callable[[], None] = lambda: None,
 ) -> tuple[int, float]:
-    """Blocks 0, 1, ... until time is over, or `most` are done: (blocks, bytes a second)."""
+    """Move blocks 0, 1, ... until time is up or `most` are done: (blocks, bytes a second)."""
     begun, done = time.perf_counter(), 0
     while done < most and (done == 0 or time.perf_counter() - begun < _PHASE_S):
         numbers = range(done, min(done + _AT_ONCE, most))

@@ -1,7 +1,7 @@
-"""Tasks on Ray, local or a cluster's: the only module that knows it.
+"""Tasks on Ray, local or on a cluster: the only module that uses it.
 
-Each task asks Ray for a processor and for `--mem` bytes of memory, so that a node runs as many at a
-time as it has both for.  Where a worker or a node dies Ray runs its tasks again elsewhere.
+Each task requests one processor and `--mem` bytes of memory from Ray, so a node runs as many tasks
+at a time as it has room for.  If a worker or a node dies, Ray runs its tasks again elsewhere.
 """
 
 import importlib
@@ -23,27 +23,27 @@ from preprocess.pipeline.tasks import Task, TaskResult, run_task
 
 _ADDRESS = re.compile(r"auto|local:(?P<workers>\d+)|ray://[^/:]+:\d+")
 _EXPECTED = "auto, local:N with at least one worker, or ray://HOST:PORT"
-_OLDEST = (2, 60)  # that this is known to work with
+_OLDEST = (2, 60)  # oldest version of Ray that is known to work
 _RETRIES = 32  # of a task whose process or node has died
-_AHEAD = 2  # tasks that Ray has for each worker: the next one begins at once
-_OBJECT_BYTES = 80 << 20  # of Ray's own store, which is not used: about the least that it takes
+_AHEAD = 2  # tasks submitted for each worker, so that it can begin the next one at once
+_OBJECT_BYTES = 80 << 20  # of Ray's object store, which is not used: about the minimum it accepts
 
 
 @contextmanager
 def ray_executor(address: str, mem_bytes: int) -> Iterator["RayExecutor"]:
-    """An executor on the Ray of an address, or on one that is started and ended here.
+    """Connect to the Ray at an address, or start a local one and stop it at the end.
 
-    mem_bytes   of a task
+    mem_bytes   memory of a task
 
     Raises BadInput: no such address, Ray is not installed or of another version, too little memory.
     """
     ray = _import_ray(address)
     before = signal.getsignal(signal.SIGTERM)
-    with redirect_stdout(sys.stderr):  # Ray prints there that a worker has died, until its end
+    with redirect_stdout(sys.stderr):  # Ray prints messages about dead workers to stdout
         _connect(ray, address)
         try:
             if current_thread() is main_thread():
-                signal.signal(signal.SIGTERM, before)  # Ray takes it over
+                signal.signal(signal.SIGTERM, before)  # Ray has replaced the handler
             yield RayExecutor(ray, address, mem_bytes)
         finally:
             ray.shutdown()
@@ -53,7 +53,7 @@ class RayExecutor:
     """An `Executor` on a Ray that this process is connected to."""
 
     def __init__(self, ray: Any, address: str, mem_bytes: int) -> None:
-        """Raises BadInput: no node has a processor and so much memory."""
+        """Raises BadInput if no node has a processor and `mem_bytes` of memory."""
         self._ray, self._address = ray, address
         self._remote = ray.remote(run_task).options(
             num_cpus=1, memory=mem_bytes, max_retries=_RETRIES, name="blockstore ingest"
@@ -71,7 +71,7 @@ class RayExecutor:
             )  # fmt: skip
 
     def run(self, tasks: Sequence[Task]) -> Generator[tuple[int, TaskResult]]:
-        """Each task as it ends.  Raises what it raises; ExecutorLost."""
+        """Yield (number, result) as tasks end.  Raises what a task raises; ExecutorLost."""
         running: dict[Any, int] = {}
         following = 0
         try:
@@ -102,7 +102,7 @@ class RayExecutor:
 
 
 def _import_ray(address: str) -> Any:
-    """Raises BadInput: no address, or no Ray that would do."""
+    """Import Ray.  Raises BadInput: a malformed address, or no suitable Ray is installed."""
     found = _ADDRESS.fullmatch(address)
     if found is None or (found["workers"] is not None and not int(found["workers"])):
         raise BadInput.at("--ray", address, _EXPECTED, "correct it")
@@ -123,7 +123,7 @@ def _import_ray(address: str) -> Any:
 
 
 def _connect(ray: Any, address: str) -> None:
-    """Raises BadInput: nothing answers there, or a Ray of another version."""
+    """Connect.  Raises BadInput: nothing answers, or a Ray of another version."""
     kind, _, workers = address.partition(":")
     how: dict[str, Any] = {"address": address}
     if kind == "local":
@@ -133,7 +133,7 @@ def _connect(ray: Any, address: str) -> None:
         }  # fmt: skip
     try:
         ray.init(**how, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # Ray raises many kinds: RuntimeError is another version's
+    except Exception as error:  # Ray raises many kinds; RuntimeError for another version
         text = " ".join(str(error).split())
         raise BadInput.at(
             f"--ray {address}", text.rstrip("."), f"a Ray of version {ray.__version__} there",

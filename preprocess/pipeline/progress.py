@@ -1,6 +1,6 @@
-"""What runs now: stages, the passes inside them, and the memory and bytes that they take.
+"""Progress of a run: its stages, their passes, and the memory and disk traffic that they cause.
 
-A thread looks at the process twenty times a second while a stage runs, and shows where it stands.
+While a stage runs, a thread samples this process twenty times a second and updates the display.
 """
 
 import sys
@@ -21,25 +21,25 @@ from preprocess.pipeline.renderings import (
 )
 from preprocess.pipeline.result import StagePlan, StageResult
 
-_LOOK_S = 0.05  # between looks at the memory
+_LOOK_S = 0.05  # seconds between two samples of the memory
 
 
 class Progress:
-    """Shown on a stream, stderr unless told otherwise: bars where it is a terminal, else lines."""
+    """Display on a stream (default: stderr), with bars if it is a terminal, else plain lines."""
 
     def __init__(self, stream: TextIO | None = None, rendering: Rendering | None = None) -> None:
         stream = stream if stream is not None else sys.stderr
         self._rendering = rendering or (Bars(stream) if stream.isatty() else Lines(stream))
-        self._lock = Lock()  # of the rendering, and of the end of a stage
+        self._lock = Lock()  # guards the rendering and the end of a stage
         self._planned: dict[str, tuple[int, int]] = {}  # number and bytes of each stage
-        self._whole_bytes = self._passed_bytes = 0  # of the plan; of stages that are over
+        self._whole_bytes = self._passed_bytes = 0  # of the plan; of finished stages
         self._begun = time.monotonic()
         self._stage: StageProgress | None = None
         self._memory_bytes = 0
         self.peak_bytes = 0  # of this process while stages ran
 
     def begin(self, stages: Sequence[StagePlan], facts: Mapping[str, Any]) -> None:
-        """What is going to be done; `facts`: plain values, for scripts."""
+        """Announce the planned stages; `facts`: plain values, for scripts."""
         moved = [s.read_bytes + s.written_bytes for s in stages]
         self._planned = {
             s.name: (number, size)
@@ -52,7 +52,7 @@ class Progress:
 
     @contextmanager
     def recorded(self, name: str) -> Iterator[StageProgress]:
-        """A stage; steps that run inside it belong to it, and what it took is known after it."""
+        """Run a stage.  Steps inside it belong to it; its result is complete when it ends."""
         assert self._stage is None
         stage = self._stage = StageProgress(name, *self._planned.get(name, (0, 0)))
         self._look()
@@ -72,7 +72,7 @@ class Progress:
             self._stage = None
 
     def resumed(self, took: StageResult) -> None:
-        """A stage that an earlier run did."""
+        """Show a stage that an earlier run finished."""
         stage = StageProgress(took.name, *self._planned.get(took.name, (0, 0)))
         self._whole_bytes -= stage.planned_bytes
         stage.read_bytes, stage.written_bytes = took.read_bytes, took.written_bytes
@@ -82,7 +82,7 @@ class Progress:
 
     @contextmanager
     def stage(self, name: str, total: int, unit: str) -> Iterator[PassProgress]:
-        """A step of `total` items of `unit` ("edges", "B", ...): a stage itself if none runs."""
+        """Run a step of `total` items of `unit` ("edges", "B"); outside a stage, as its own."""
         if self._stage is None:
             with self.recorded(name), self.stage(name, total, unit) as step:
                 yield step
@@ -97,18 +97,18 @@ class Progress:
             stage.steps.remove(step)
 
     def add(self, took: StageResult) -> None:
-        """A task of the stage that runs has ended in another process."""
+        """Add the cost of a task of the current stage that another process has finished."""
         if self._stage is not None:
             self._stage.add(took)
 
     def line(self, text: str) -> None:
-        """Put a plain line out."""
+        """Print a plain line."""
         with self._lock:
             self._rendering.line(text)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Another thread looks, and shows, as long as this is open."""
+        """Sample and display from another thread inside this context."""
         over = Event()
         thread = Thread(target=self._watch, args=(over,), name="progress", daemon=True)
         thread.start()
@@ -133,7 +133,7 @@ class Progress:
                         self._rendering.show(self._stage, self._whole())
 
     def _look(self) -> None:
-        """Note how much memory this process has now, and how far the tables are."""
+        """Sample the memory of this process, and update the peaks."""
         self._memory_bytes = found = resident_bytes()
         self.peak_bytes = max(self.peak_bytes, found)
         if (stage := self._stage) is not None:
@@ -149,6 +149,6 @@ class Progress:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that no file stands behind, the interpreter's included."""
+    """Memory of this process that is not backed by files, the interpreter's included."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return sum(int(fields[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem"))

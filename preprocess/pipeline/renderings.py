@@ -1,4 +1,4 @@
-"""What runs now, and three ways to show it: bars on a terminal, plain lines, events for scripts."""
+"""State of a run, and three ways to show it: terminal bars, plain lines, events for scripts."""
 
 import os
 import time
@@ -32,7 +32,7 @@ class PassProgress:
         self._begun = time.monotonic()
 
     def advance(self, count: int) -> None:
-        """So many more items are done."""
+        """Count `count` more items as done."""
         self.done += count
 
     @property
@@ -50,25 +50,25 @@ class PassProgress:
 
     @property
     def left_s(self) -> float | None:
-        """At this rate; None: nothing is done yet."""
+        """Seconds left at the current rate; None if nothing is done yet."""
         return max(0, self.total - self.done) / self.rate if self.done else None
 
 
 class StageProgress:
-    """A stage: what it was to move, and what it has moved, through the disk or the page cache."""
+    """A running stage: bytes planned, and bytes moved, through the disk or the page cache."""
 
     def __init__(self, name: str, number: int = 0, planned_bytes: int = 0) -> None:
-        """`number`: in the plan, from 1; 0: there is no plan, or it is not in it."""
+        """`number`: position in the plan, from 1; 0 if there is no plan, or it is not in it."""
         self.name, self.number, self.planned_bytes = name, number, planned_bytes
         self.read_bytes = self.written_bytes = self.peak_bytes = 0  # peak: of memory
         self.elapsed_s = 0.0
         self.resumed = False  # an earlier run did it
-        self.steps: list[PassProgress] = []  # that run
+        self.steps: list[PassProgress] = []  # running now
         self._before, self._begun = moved_bytes(), time.monotonic()
         self._elsewhere = [0, 0]  # read and written by tasks in other processes
 
     def add(self, took: StageResult) -> None:
-        """A task in another process has ended."""
+        """Add the cost of a task that another process has finished."""
         self._elsewhere[0] += took.read_bytes
         self._elsewhere[1] += took.written_bytes
         self.peak_bytes = max(self.peak_bytes, took.peak_bytes)
@@ -80,14 +80,14 @@ class StageProgress:
         self.elapsed_s = time.monotonic() - self._begun
 
     def result(self) -> StageResult:
-        """What it has taken, once it is over."""
+        """The result of the finished stage."""
         moved = self.read_bytes, self.written_bytes, self.elapsed_s
         return StageResult(self.name, *moved, self.resumed, self.peak_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class WholeView:
-    """All stages of a plan, in bytes to read and to write."""
+    """Progress of all stages of a plan together, in bytes read and written."""
 
     num_stages: int  # 0: there is no plan
     planned_bytes: int
@@ -107,34 +107,34 @@ class WholeView:
 
 
 class Rendering:
-    """What a person or a script sees; called by one thread at a time.  This one shows nothing."""
+    """Base of the displays; called by one thread at a time.  This one shows nothing."""
 
     interval_s = 5.0  # between two calls of `show`
 
     def begin(self, facts: Mapping[str, Any]) -> None:
-        """Before the first stage: plain values, the plan among them."""
+        """Called before the first stage with plain values, the plan among them."""
 
     def begin_stage(self, stage: StageProgress, whole: WholeView) -> None:
         """Called once for each stage that this run does itself."""
 
     def show(self, stage: StageProgress, whole: WholeView) -> None:
-        """Show how far a stage and the whole run are."""
+        """Show the progress of a stage and of the whole run."""
 
     def end_step(self, stage: StageProgress, step: PassProgress) -> None:
-        """A step is over."""
+        """Called when a step is over."""
 
     def end_stage(self, stage: StageProgress, whole: WholeView) -> None:
-        """A stage is over, or was by an earlier run."""
+        """Called when a stage is over, also for one that an earlier run finished."""
 
     def line(self, text: str, style: str = "") -> None:
         """Print a line of text that stays; `style`: as rich names it."""
 
     def pause(self) -> None:
-        """Take away what is drawn, until the next stage begins."""
+        """Erase what is drawn, until the next stage begins."""
 
 
 class Lines(Rendering):
-    """A line for each stage, and one now and then while it runs."""
+    """A line for each stage, and one every few seconds while it runs."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._headed, self._name_width = stream, False, _PLAIN_NAME
@@ -186,7 +186,7 @@ class Bars(Lines):
         self._console.print(Text(text, style), overflow="ignore", no_wrap=True, crop=False)
 
     def pause(self) -> None:
-        """The bars vanish, the cursor is back."""
+        """Erase the bars, and show the cursor again."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -210,7 +210,7 @@ class Events(Rendering):
     end          store, fingerprint, summary: as `blockstore info --summary --json`
     error        message: the line that is on stderr too; the exit code is 2
 
-    Bytes are counts, times seconds; what a later version adds is to be ignored.
+    Bytes are counts, times are seconds; ignore fields and events that you do not know.
     """
 
     interval_s = 0.5
@@ -258,7 +258,7 @@ def moved_bytes() -> tuple[int, int]:
 
 
 def write_line(stream: TextIO, text: str) -> None:
-    """One line at once.  Where nobody reads any more (`| head`) the work goes on in silence."""
+    """Write one line and flush.  If the reader has gone (`| head`), the work goes on silently."""
     try:
         stream.write(text + "\n")
         stream.flush()
@@ -300,7 +300,7 @@ def table_line(stage: StageProgress, whole: WholeView, name_width: int) -> str:
 
 
 def _bars(stage: StageProgress, whole: WholeView, width: int) -> Table:
-    """A bar for each step, and one for everything where there is a plan."""
+    """A bar for each step, and one for the whole plan if there is one."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     wide = width >= 80
     bar = _BAR if wide else 10

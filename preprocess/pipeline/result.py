@@ -1,4 +1,4 @@
-"""What an ingest will take, and what one has done: records for commands, benches and tests."""
+"""Records of what an ingest will cost and of what it did, for commands, benches and tests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class MemoryLine:
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """One stage to come: bytes that pass the disk, the source's included."""
+    """A planned stage: bytes that it reads and writes, reads of the source included."""
 
     name: str
     read_bytes: int
@@ -26,7 +26,7 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class StageResult(StagePlan):
-    """One that is over, and what it has moved."""
+    """A finished stage, and the bytes that it read and wrote."""
 
     elapsed_s: float
     resumed: bool = False  # an earlier run did it
@@ -34,7 +34,7 @@ class StageResult(StagePlan):
 
 
 class Ran:
-    """Records of runs that are over, whose stages include those of earlier runs."""
+    """Base of the results of runs; `stages` includes those that earlier runs finished."""
 
     __slots__ = ()
     stages: Sequence[StageResult]
@@ -57,7 +57,7 @@ class Ran:
 
     @property
     def moved(self) -> str:
-        """Bytes that passed the disk, and memory that it took."""
+        """Bytes read and written, and peak memory, as text."""
         return (
             f"{format_bytes(self.read_bytes)} read, {format_bytes(self.written_bytes)} written, "
             f"at most {format_bytes(self.peak_bytes)} of memory"
@@ -66,10 +66,10 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class IngestPlan:
-    """What an ingest will take; a function of the source's headers and the options alone."""
+    """The estimated cost of an ingest: a function of the source's headers and the options."""
 
     num_nodes: Mapping[str, int]  # by type
-    num_edges: Mapping[str, int]  # by "src-name-dst": at most so many are stored
+    num_edges: Mapping[str, int]  # by "src-name-dst": upper bounds of the stored edges
     store_bytes: int
     temporary_bytes: int  # beside the store, at most, at any time
     mem_bytes: int
@@ -79,10 +79,10 @@ class IngestPlan:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationError:
-    """What int8 lost of one array."""
+    """The error that quantization to int8 made in one array."""
 
     path: str  # of the array in the store
-    largest: float  # difference of a value to what is stored
+    largest: float  # largest difference of a value to what is stored
     rms: float
 
 

@@ -1,8 +1,8 @@
-"""Stages: declared once, priced before anything runs, run in order, each recorded in a journal.
+"""Stages: declared with their cost, run in order, and each recorded in a journal.
 
-A command gives a list of `Stage`.  The dry run, the check of the disk and the progress read what a
-stage costs and leaves; `PipelineRun.execute` runs the stages that the journal of the work folder
-lacks.
+A command builds a list of `Stage`.  The dry run, the check of the disk and the progress display use
+the declared costs and files; `PipelineRun.execute` runs the stages that are not yet in the journal
+of the work folder.
 """
 
 import shutil
@@ -24,31 +24,31 @@ from preprocess.pipeline.result import StagePlan, StageResult
 from preprocess.pipeline.work import STORE, StageRecord, WorkFolder, work_path
 
 Facts = dict[str, Any]
-_FILES = "files"  # in the facts of a stage: digests of what it wrote in the store beside shards
+_FILES = "files"  # key in a stage's facts: digests of the files, other than shards, that it wrote
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Bytes that pass the disk, and items of work for the processors."""
+    """The cost of a stage: bytes read and written, and items of work for the processors."""
 
     read: int = 0
     written: int = 0
-    passing: int = 0  # temporary bytes that are gone when the stage is over
+    passing: int = 0  # temporary bytes on disk that are gone when the stage is over
     work: Mapping[str, float] = field(default_factory=dict)  # items, by field of `ProcessorRates`
 
 
 RunT = TypeVar("RunT", bound="PipelineRun")
 
 
-@dataclass(frozen=True)  # no slots: `Stage[SomeRun](...)` marks what it makes
+@dataclass(frozen=True)  # no slots: `Stage[SomeRun](...)` sets an attribute on the instance
 class Stage(Generic[RunT]):
-    """One stage: everything that is known of it before it runs, and how to run it.
+    """One stage: what is known before it runs, and how to run it.
 
-    run      returns facts, plain values: later stages and runs find them by the stage's name
-    files    temporary files that it leaves to later stages, and their bytes at most
+    run      returns facts (plain values), which later stages and runs look up by the stage's name
+    files    temporary files that it leaves for later stages, with their maximum size in bytes
     spent    temporary files that no later stage reads
     arrays   paths in the result that it writes
-    ends     whether it makes the result appear: nothing is recorded then
+    ends     whether it publishes the result; such a stage is not recorded
     """
 
     name: str
@@ -65,7 +65,7 @@ class Stage(Generic[RunT]):
 
 
 def temporary_bytes(stages: Iterable[Stage[Any]]) -> int:
-    """At most at any time; files of buckets stay, to be used again: `stages.buckets`."""
+    """Peak of temporary bytes on disk.  Bucket files are kept for reuse: see `files.buckets`."""
     held: dict[str, int] = {}
     most = spare = 0
     for stage in stages:
@@ -78,7 +78,7 @@ def temporary_bytes(stages: Iterable[Stage[Any]]) -> int:
 
 
 class RunPlan(NamedTuple):
-    """What a run will do, and the disk that it needs: bytes at most."""
+    """The stages of a run, and the disk space that it needs: bytes at most."""
 
     stages: Sequence[StagePlan]
     result: int
@@ -87,15 +87,15 @@ class RunPlan(NamedTuple):
 
     @classmethod
     def of(cls, stages: Sequence[Stage[Any]], result: int | None = None) -> "RunPlan":
-        """`result` None: what the stages write for good."""
+        """`result`: bytes of the result; None: what the stages write permanently."""
         if result is None:
             result = sum(s.cost.written - s.cost.passing - sum(s.files.values()) for s in stages)
         return cls([s.plan for s in stages], result, temporary_bytes(stages))
 
     def check_disk(self, target: Path) -> None:
-        """Raises OutOfSpace: the disk of the target is too small.
+        """Raises OutOfSpace if the disk of the target is too small.
 
-        What the work folder of an earlier run takes is room too.
+        Space that the work folder of an earlier run takes counts as free.
         """
         where = existing_folder(target)
         left = (p for p in work_path(target).rglob("*") if p.is_file())
@@ -112,9 +112,9 @@ class RunPlan(NamedTuple):
 def resumable(
     target: Path, signature: str, progress: Progress, plan: RunPlan, fresh: bool = False
 ) -> Iterator[WorkFolder]:
-    """The work folder of a target.  When a run is stopped, or the disk is full, it says what stays.
+    """Open the work folder of a target; if the run is stopped or the disk full, say what stays.
 
-    signature   of all that decides the result: another one begins from scratch
+    signature   hash of everything that decides the result; if it differs, begin from scratch
     fresh       begin from scratch in any case
 
     Raises StoreBusy; OutOfSpace before anything is written, if the plan does not fit the disk.
@@ -139,11 +139,11 @@ def resumable(
 
 @dataclass(eq=False)
 class PipelineRun:
-    """Stages that run in one work folder, and what they leave to each other."""
+    """A run of stages in one work folder, and the files and facts that they share."""
 
     work: WorkFolder
     progress: Progress
-    # of a store that is built in the work folder; a factory is no default of subclasses
+    # of the store built in the work folder; by a factory, so that a subclass can require it
     writer: StoreWriter | None = field(default_factory=lambda: None, kw_only=True)
     _ended: list[StageResult] = field(default_factory=list, init=False)
 
@@ -160,13 +160,13 @@ class PipelineRun:
         return self.work.path / name
 
     def facts(self, name: str) -> Facts:
-        """What a stage that is over has returned."""
+        """The facts that a finished stage returned."""
         record = self.work.find(name)
         assert record is not None, name
         return record.facts
 
     def execute(self, stages: Iterable[Stage[Self]]) -> None:
-        """Run those that no earlier run has finished."""
+        """Run the stages that no earlier run has finished."""
         for stage in stages:
             body = partial(stage.run, self)
             if not stage.ends:
@@ -186,7 +186,7 @@ class PipelineRun:
     ) -> Facts:
         """Run a stage, unless the journal has it; returns its facts.
 
-        made   temporary files that it has left, or how its facts tell them
+        made   temporary files that it leaves, or a function that derives them from its facts
         """
         record = self.work.find(name)
         if record is None:
@@ -209,19 +209,19 @@ class PipelineRun:
 
     @property
     def results(self) -> tuple[StageResult, ...]:
-        """Of all stages, in order, those of earlier runs included."""
+        """Results of all stages in order, those of earlier runs included."""
         resumed = self.work.resumed
         found = [replace(r.took, resumed=r.name in resumed) for r in self.work.stages]
         return (*found, *self._ended)
 
     def appear(self, target: Path) -> None:
-        """The result takes its name; all of it is on disk then.  Raises StoreExists."""
+        """Flush the result and rename it to the target.  Raises StoreExists."""
         flush_tree(self.result)
         take_name(self.result, target)
 
 
 def remove(path: Path) -> None:
-    """A file or a folder, if it is there."""
+    """Remove a file or a folder, if it exists."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

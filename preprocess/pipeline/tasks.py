@@ -1,9 +1,9 @@
-"""Tasks over ranges, for stages that other processes work on: what runs them, and what they say.
+"""Tasks over ranges, which other processes run for a stage: executors and results.
 
-A task is a frozen record, which is pickled.  What it reads and writes are files in folders that all
-processes see, under the same paths; what it returns is small.  It is run again where a process
-dies, and may still run elsewhere then: it writes under a name of its own and renames, or writes
-the same bytes in the same place.
+A task is a frozen record, which is pickled.  It reads and writes files in folders that all
+processes see under the same paths, and returns a small value.  If a process dies its task is run
+again, while the first attempt may still run elsewhere: so a task writes under a name of its own and
+renames, or writes the same bytes in the same place.
 """
 
 import os
@@ -25,38 +25,38 @@ from preprocess.pipeline.result import StageResult
 from preprocess.pipeline.work import give_back_freed
 
 _MIN_SPAN, _MOST_SPAN = 1 << 14, 1 << 24  # edges or rows of a task
-_SPANS = 4  # for each worker, where there is enough to do
+_SPANS = 4  # tasks for each worker, if there is enough work
 
 
 class Task(Protocol):
     def run(self, progress: Progress) -> Any:
-        """Do it; the same call again does the same."""
+        """Run the task; must be idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a task returned, and what it took."""
+    """The value that a task returned, and its cost."""
 
     value: Any
     took: StageResult
 
 
 class Executor(Protocol):
-    """Where tasks run.
+    """Runs tasks in other processes.
 
-    Raises, from `run`, what a task raises; ExecutorLost: its processes are gone.
+    `run` raises what a task raises, and ExecutorLost if the processes are gone.
     """
 
     @property
     def workers(self) -> int:
-        """Tasks that run at the same time, about."""
+        """About how many tasks run at the same time."""
 
     def run(self, tasks: Sequence[Task]) -> Generator[tuple[int, TaskResult]]:
-        """Each task once, as it ends, by its number: in any order."""
+        """Yield (number, result) of each task as it ends, in any order."""
 
 
 def run_task(task: Task) -> TaskResult:
-    """Run a task in this process, which has nothing else to do."""
+    """Run a task in this process, which is dedicated to it."""
     give_back_freed()
     progress = Progress(rendering=Rendering())
     with progress.recorded("task") as took:
@@ -65,21 +65,21 @@ def run_task(task: Task) -> TaskResult:
 
 
 class TaskFolder(Closing):
-    """Tasks of a stage, and a folder for the files that they leave to each other."""
+    """Runs the tasks of a stage, with a folder for the files that they exchange."""
 
     def __init__(self, executor: Executor, work: Path, progress: Progress) -> None:
-        """`work`: an existing folder; what is left in it after a kill is removed by its owner."""
+        """`work`: an existing folder; its owner removes what is left in it after a kill."""
         self._executor, self._progress = executor, progress
-        # not the name that an earlier run had, whose last tasks may not have noticed its end
+        # a new name for each run: tasks of a killed run may still write to its folder
         self.path = work / f"tasks-{uuid.uuid4().hex}"
         self.path.mkdir()
 
     def run(
         self, name: str, unit: str, tasks: Sequence[Task], sizes: Sequence[int]
     ) -> Generator[tuple[int, Any]]:
-        """(number, what it returned) of each task as it ends, in any order: one step.
+        """Run tasks as one step; yields (number, value) of each as it ends, in any order.
 
-        sizes   of each task, in `unit`
+        sizes   size of each task, in `unit`
         """
         with (
             self._progress.stage(name, sum(sizes), unit) as step,
@@ -93,7 +93,7 @@ class TaskFolder(Closing):
     def in_order(
         self, name: str, unit: str, tasks: Sequence[Task], sizes: Sequence[int]
     ) -> Generator[Any]:
-        """What each task returned, in the order of the tasks, as soon as that is possible."""
+        """As `run`, but yields the values in the order of the tasks."""
         waiting: dict[int, Any] = {}
         following = 0
         with closing(self.run(name, unit, tasks, sizes)) as results:
@@ -104,7 +104,7 @@ class TaskFolder(Closing):
                     following += 1
 
     def spans(self, count: int, most: int = _MOST_SPAN) -> list[range]:
-        """[0, count) in ranges of at most `most`, one a task: several for each worker."""
+        """Split [0, count) into ranges of at most `most`, one a task, several for each worker."""
         each = -(-count // (_SPANS * self._executor.workers))
         return cut_spans(count, max(1, min(most, max(_MIN_SPAN, each))))
 
@@ -117,15 +117,15 @@ class TaskFolder(Closing):
 
 
 def cut_spans(count: int, each: int) -> list[range]:
-    """[0, count) in ranges of `each`."""
+    """Split [0, count) into ranges of `each`."""
     return [range(first, min(first + each, count)) for first in range(0, count, max(each, 1))]
 
 
 class SavedArray:
-    """A temporary array, as its file; a task is sent the path, and reads it."""
+    """A temporary array in a file, pickled as its path; a task reads the file."""
 
     def __init__(self, path: Path, dtype: Any, values: NDArray[Any] | None = None) -> None:
-        """`values`: what the file holds, where that is in memory."""
+        """`values`: the content of the file, if it is in memory already."""
         self._path, self._dtype, self._values = path, dtype, values
 
     @property
@@ -139,12 +139,12 @@ class SavedArray:
 
 
 def put_array(path: Path, values: NDArray[Any]) -> None:
-    """One array to a file that appears whole, whoever else writes the same."""
+    """Write an array to a file atomically, even if other processes write the same one."""
     own = own_name(path)
     save_array(own, values)
     own.rename(path)
 
 
 def own_name(path: Path) -> Path:
-    """A name beside a file, of this process alone."""
+    """A temporary name beside a file, unique to this call."""
     return path.with_name(f"{path.name}.{os.getpid()}-{uuid.uuid4().hex}")

@@ -1,8 +1,8 @@
-"""The work folder of an ingest: a lock, temporary files, a journal of the stages that are over.
+"""The work folder of a run: a lock, temporary files, and a journal of the finished stages.
 
-Beside the target `name` it is `.name.work`.  A run that finds one takes it over where the journal
-has the signature of its own inputs, and begins from scratch otherwise.  Files that the journal does
-not name are of a stage that was interrupted: they are removed.
+For the target `name` it is `.name.work`, beside it.  A run resumes from the folder it finds if the
+signature in the journal matches its own inputs, and begins from scratch otherwise.  Files that the
+journal does not list come from an interrupted stage, and are removed.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ from preprocess.files.array_file import held_open, remove_file
 from preprocess.files.buckets import SPARE
 from preprocess.pipeline.result import StageResult
 
-STORE = "store"  # the store to be, inside the work folder
+STORE = "store"  # subfolder in which the new store is built
 _JOURNAL = "journal.json"
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of glibc's mallopt
 _LARGE_BYTES = 1 << 18
@@ -37,7 +37,7 @@ _LARGE_BYTES = 1 << 18
 class StageRecord(msgspec.Struct, frozen=True):
     took: StageResult
     facts: dict[str, Any] = {}
-    arrays: list[str] = []  # paths in the store of what it wrote there
+    arrays: list[str] = []  # paths in the store that the stage wrote
 
     @property
     def name(self) -> str:
@@ -51,10 +51,10 @@ class _Journal(msgspec.Struct):
 
 
 class WorkFolder(ExitStack):
-    """A context manager: locked while it is open.
+    """A context manager that holds the folder's lock while it is open.
 
-    Leaving it after success or for an error that another attempt would meet again removes it; where
-    the run was stopped, or the disk is full, what finished stages made stays.  Raises StoreBusy.
+    The folder is removed on success, and after an error that another attempt would meet again.  If
+    the run was stopped, or the disk is full, the files of finished stages stay.  Raises StoreBusy.
     """
 
     def __init__(self, target: Path, signature: str, fresh: bool) -> None:
@@ -73,20 +73,20 @@ class WorkFolder(ExitStack):
             os.close(self._lock)
             raise
         self.resumed = frozenset(s.name for s in self._journal.stages)
-        self._saved = self._journal  # what is on disk, or nothing yet
+        self._saved = self._journal  # the last journal on disk; before the first, an empty one
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._saving: Future[None] | None = None
         self.push(self._end)
 
     def find(self, name: str) -> StageRecord | None:
-        """The record of a stage that is over."""
+        """The record of a finished stage, or None."""
         return next((s for s in self._journal.stages if s.name == name), None)
 
     def finish(self, record: StageRecord, made: Iterable[str], spent: Iterable[str]) -> None:
-        """A stage is over: what it made is flushed to disk, what nobody needs is removed.
+        """Record a finished stage: flush the files it `made`, and remove those that are `spent`.
 
-        Where nothing is to be removed the next stage need not wait for the disk: errors are raised
-        by the next call then.
+        If nothing has to be removed, the flush runs in the background, and its errors are raised
+        by the next call.
         """
         self._settle()
         files, made = dict(self._journal.files), list(made)
@@ -101,17 +101,17 @@ class WorkFolder(ExitStack):
             remove_file(self.path / name)
 
     def holds(self, name: str) -> bool:
-        """Whether a temporary file of a finished stage is there."""
+        """Whether the journal lists this temporary file of a finished stage."""
         return name in self._journal.files
 
     @property
     def stages(self) -> list[StageRecord]:
-        """Of this run and those that it goes on with, in order."""
+        """Records of all finished stages in order, those of resumed runs included."""
         return self._journal.stages
 
     def remove(self) -> None:
-        """Everything, the folders that were made for it too if they are empty."""
-        with held_open(self.path / SPARE):  # its blocks are freed when the folder has gone
+        """Remove the folder, and the parents that were created for it if they are empty."""
+        with held_open(self.path / SPARE):  # free its blocks after the folder has gone
             shutil.rmtree(self.path, ignore_errors=True)
         if not self._target.exists():
             for folder in self._made:
@@ -127,7 +127,7 @@ class WorkFolder(ExitStack):
         whole = all(
             (self.path / name).is_file() and (self.path / name).stat().st_size == size
             for name, size in journal.files.items()
-        ) and all(  # of a run that was killed as its store had just taken its name, there is none
+        ) and all(  # arrays are missing if the run was killed just after its store was renamed
             (self.path / STORE / name).exists()
             for record in journal.stages
             for name in record.arrays
@@ -135,9 +135,9 @@ class WorkFolder(ExitStack):
         return journal if whole and journal.signature == signature else _Journal(signature)
 
     def _clean(self) -> None:
-        """Remove what no finished stage vouches for; files of buckets may go on as SPARE.
+        """Remove files that no finished stage has recorded; leave an empty SPARE for buckets.
 
-        Beside the store lies the work folder of what extends it, which cleans itself.
+        The work folder of a run that extends the store lies beside it, and cleans itself.
         """
         kept = {LOCK, _JOURNAL, *self._journal.files}
         if self._journal.stages:
@@ -150,9 +150,9 @@ class WorkFolder(ExitStack):
         (self.path / SPARE).touch()
 
     def _clean_store(self) -> None:
-        """Keep the arrays of finished stages, and those that the manifest names.
+        """Remove all but the arrays of finished stages and those that the manifest names.
 
-        After a power loss the others may hold anything, also the metadata of folders above them.
+        After a power loss other files may hold anything, the metadata of parent folders included.
         """
         store = self.path / STORE
         kept = {path for record in self._journal.stages for path in record.arrays}
@@ -168,16 +168,16 @@ class WorkFolder(ExitStack):
             for name in list(folders):
                 path = str(here / name)
                 if path not in above:
-                    folders.remove(name)  # it is kept whole, or not at all
+                    folders.remove(name)  # do not descend: it is kept or removed as a whole
                     if path not in kept and path != EXTEND_FOLDER:
                         shutil.rmtree(Path(inner, name))
         try:
             msgspec.json.decode((store / ROOT).read_bytes())
         except (FileNotFoundError, UnicodeDecodeError, msgspec.DecodeError):
-            (store / ROOT).unlink(missing_ok=True)  # it held nothing, or the manifest that comes
+            (store / ROOT).unlink(missing_ok=True)  # no manifest yet: it will be written again
 
     def _settle(self) -> None:
-        """The journal on disk is that in memory: where it could not be written, an older one."""
+        """Wait for the pending write; if it failed, return to the older journal and raise."""
         saving, self._saving = self._saving, None
         if saving is None:
             return
@@ -189,7 +189,7 @@ class WorkFolder(ExitStack):
         self._saved = self._journal
 
     def _save(self, journal: _Journal, made: list[str], arrays: list[str]) -> None:
-        """All that the journal vouches for is on disk before it is, names too."""
+        """Flush all files that the journal lists, and their folders; then write the journal."""
         for name in made:
             flush(self.path / name)
         for name in arrays:  # a folder in a store, or a file of another result
@@ -211,7 +211,7 @@ class WorkFolder(ExitStack):
         flush(self.path)
 
     def _end(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        with suppress(OSError, OutOfSpace):  # what it could not say did not happen, as after a kill
+        with suppress(OSError, OutOfSpace):  # a stage that was not recorded is lost, as by a kill
             self._settle()
         self._pool.shutdown()
         worth_keeping = isinstance(
@@ -225,10 +225,10 @@ class WorkFolder(ExitStack):
 
 
 def give_back_freed() -> None:
-    """So that --mem bounds what the process holds, large arrays are unmapped when they are freed.
+    """Make malloc return large arrays to the system when they are freed, so that --mem holds.
 
-    Left alone, glibc keeps freed arrays of up to 32 MiB in heaps, one for each thread.  Nothing
-    happens under another C library.
+    By default, glibc keeps freed arrays of up to 32 MiB in a heap for each thread.  Does nothing
+    under another C library.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -242,9 +242,9 @@ def work_path(target: Path) -> Path:
 
 
 def check_free(target: Path, *works: Path) -> None:
-    """Raises StoreExists: there is something under the name of a store that is to be made.
+    """Raises StoreExists if the path of a new store is taken.
 
-    works   what work folders of its runs are named after: those of dead runs are removed then
+    works   targets whose work folders are removed in this case, if they are left by dead runs
     """
     if os.path.lexists(target):
         for name in works:
@@ -265,7 +265,7 @@ def remove_dead(target: Path) -> None:
 
 
 def sign(facts: Any, files: bytes) -> str:
-    """32 hex digits over `facts` and what `SourceFiles.digest` says of the files."""
+    """A hash (32 hex digits) of `facts` and of the digest of the source's files."""
     total = hashlib.blake2b(msgspec.json.encode(facts, order="sorted"), digest_size=16)
     total.update(files)
     return total.hexdigest()

@@ -1,4 +1,4 @@
-"""Rows and edges in arrays of any file format: checked when they are opened, read in order."""
+"""Rows and edges in arrays of any file format, checked when opened, and read in order."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
@@ -17,7 +17,7 @@ from preprocess.pipeline.stage import Facts
 from preprocess.sources.source import EdgePieces, SourceRows
 
 _PIECE = 1 << 16  # offsets at a time
-_MOST_COLUMNS = 256  # that are read side by side: each has the file open
+_MOST_COLUMNS = 256  # maximum columns read side by side, each with an open file
 _AGAIN = "write the matrix again"
 _PAIRS, _LIST = (2,), ()  # shapes of a row of ids
 
@@ -25,7 +25,7 @@ IdShapes = Sequence[tuple[int, ...]]
 
 
 class ArrayRows:
-    """Rows of an array under a name: all, or `count` from `first` on.  Raises BadInput."""
+    """A named array of rows: all rows of a file, or `count` from `first` on.  Raises BadInput."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class ArrayRows:
     ) -> None:
         """Check the shape and the dtype.
 
-        num_rows   that there must be, as `says`
-        single     True: a row of one item is a number; False: a number is a row of one
+        num_rows   expected number of rows, explained by `says`
+        single     True: row_shape (1,) becomes (); False: () becomes (1,)
         """
         shape, self._file, self._first = file.shape, file, first
         self._by_column = file.fortran_order and len(shape) == 2
@@ -70,7 +70,7 @@ class ArrayRows:
             yield piece.reshape(-1, *self.form.row_shape)
 
     def _column_pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
-        """Rows of an array in Fortran order, whose columns lie one after the other in the file."""
+        """Rows of an array in Fortran order, read column by column."""
         columns = self._file.transposed()
         width = columns.shape[0]
         rows = np.empty((min(count, stop - first), width), columns.dtype)
@@ -83,7 +83,7 @@ class ArrayRows:
 
 
 def id_rows(name: str, file: StoredArray, shapes: IdShapes = (_LIST,)) -> ArrayRows:
-    """A split: ids or positions, or pairs of ids, as `shapes` of a row says.  Raises BadInput."""
+    """A split: ids, positions, or pairs of ids; `shapes`: allowed row shapes.  Raises BadInput."""
     words = {_LIST: "(n,)", _PAIRS: "(n, 2)"}
     fits = len(file.shape) > 0 and file.shape[1:] in shapes and file.dtype.kind in "iu"
     expected = f"{' or '.join(words[s] for s in shapes)} of integers"
@@ -92,7 +92,7 @@ def id_rows(name: str, file: StoredArray, shapes: IdShapes = (_LIST,)) -> ArrayR
 
 
 def read_dict(path: Path) -> dict[str, Any]:
-    """A torch file that holds a dict by name.  Raises BadInput."""
+    """Read a torch file that holds a dict with text keys.  Raises BadInput."""
     held = read_torch(path)
     if not isinstance(held, dict) or not all(isinstance(name, str) for name in held):
         what = "names that are not text" if isinstance(held, dict) else f"a {kind_of(held)}"
@@ -101,12 +101,12 @@ def read_dict(path: Path) -> dict[str, Any]:
 
 
 def torch_ids(name: str, path: Path, key: str, held: Mapping[str, Any]) -> ArrayRows:
-    """A split under a key of what `read_dict` gave.  Raises BadInput: it is no list of ids."""
+    """A split under a key of a `read_dict` result.  Raises BadInput: it is no list of ids."""
     return id_rows(name, open_tensor(path, f"{path}: {key}", held[key], "a list of node ids"))
 
 
 def open_array(path: Path, form: str) -> StoredArray:
-    """A file of one array: "numpy" or "torch".  Raises BadInput."""
+    """Open a file of one array; `form`: "numpy" or "torch".  Raises BadInput."""
     if form == "torch":
         return open_tensor(path, str(path), read_torch(path), "one tensor")
     if form != "numpy":
@@ -124,9 +124,9 @@ class MadeRows:
         self.name, self.form, self.made = form.name, form, made
 
     def write(self, window: int, none: float, fill: Callable[[int, NDArray[Any]], None]) -> Facts:
-        """Make the file in one pass for `window` nodes: `fill(first, rows)` enters what there is.
+        """Write the file, `window` nodes at a time: `fill(first, rows)` enters the known values.
 
-        none   stands for what is not entered
+        none   value of all other items
         """
         assert self.made is not None
         self.made.unlink(missing_ok=True)
@@ -159,7 +159,7 @@ class EdgeArray:
         file.check(fits, expected, "transpose or convert it")
         self.path, self.where, self.num_edges = file.path, file.where, shape[1 - ends]
         self._paired, self.seeks = paired, file.seeks
-        self._together = paired != file.fortran_order  # both ends of an edge lie side by side
+        self._together = paired != file.fortran_order  # whether ends of an edge lie side by side
         self._file = file.transposed() if file.fortran_order else file
 
     def pieces(self, count: int, span: range | None = None) -> EdgePieces:
@@ -188,7 +188,7 @@ class EdgeLists:
         self._ends, self.seeks = (src, dst), src.seeks and dst.seeks
 
     def pieces(self, count: int, span: range | None = None) -> EdgePieces:
-        """(src, dst), at most `count` at a time: both are read in step."""
+        """(src, dst), at most `count` at a time, read in parallel from both arrays."""
         span = range(self.num_edges) if span is None else span
         src, dst = (end.pieces(span.start, span.stop, count) for end in self._ends)
         return zip(src, dst, strict=True)
@@ -201,7 +201,7 @@ class CompressedEdges:
     """A sparse matrix in CSR or CSC.  Raises BadInput."""
 
     def __init__(self, indptr: StoredArray, indices: StoredArray, major: int, where: str) -> None:
-        """`major`: which end `indptr` stands for, sources (0) or targets (1)."""
+        """`major`: the end that `indptr` indexes, sources (0) or targets (1)."""
         self.path, self.where, self.num_edges = indices.path, where, indices.size
         self._indptr, self._indices, self._major = indptr, indices, major
 
@@ -216,7 +216,7 @@ class CompressedEdges:
         return f"{self._indices.where}[{row}]"
 
     def check_ends(self) -> None:
-        """The first and the last offset, read alone, are right.  Raises BadInput."""
+        """Check the first and the last offset, without reading the others.  Raises BadInput."""
         indptr = self._indptr
         for at, expected in ((0, 0), (indptr.size - 1, self.num_edges)):
             found = int(indptr.read(at, 1)[0])
@@ -229,14 +229,14 @@ def major_ids(
 ) -> Iterator[NDArray[np.int64]]:
     """The row (column, in CSC) of every entry in order, `count` at a time; the array is reused.
 
-    indptr       integers   in pieces; the first is 0, none is below the one before it
-    where        of `indptr`, for messages
-    num_entries  what the last of `indptr` must be
+    indptr       integers   in pieces; must begin with 0, and never decrease
+    where        place of `indptr`, for messages
+    num_entries  required last value of `indptr`
 
     Raises BadInput.
     """
     out = np.empty(min(count, num_entries), np.int64)
-    filled, last, row = 0, 0, -1  # ids in `out`; the offset before a piece, and the row it ends
+    filled, last, row = 0, 0, -1  # ids in `out`; last offset before a piece, and the row it ends
     for piece in indptr:
         ends = piece.astype(np.int64)
         starts = np.concatenate([[last], ends[:-1]])

@@ -1,6 +1,6 @@
 """Which columns of tables are nodes, edges, arrays and splits, and how they are read.
 
-Ids of nodes are what their owner calls them, and become the numbers from 0 that a store has.
+The user's ids of nodes, integers or texts, are mapped to the store's numbers from 0.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,15 +28,15 @@ _WORDS = {
     "": "", "none": "",
 }  # fmt: skip
 _SPLIT_ROWS = 1 << 16
-ROW, SAME, INTEGERS, TEXTS = "row", "same", "integer", "text"  # what the ids of a type are
+ROW, SAME, INTEGERS, TEXTS = "row", "same", "integer", "text"  # kinds of ids: see `NodeIds`
 _ENDS = ("src", "dst")
 
-# of an end of an edge table: tables, column, and the file of its ids
+# one end of an edge table: tables, column, and the file of its ids
 _Column = tuple["TableSequence", str, str]
 
 
 class Columns(NamedTuple):
-    """An array, made of columns side by side."""
+    """An array made of one or several columns, side by side."""
 
     name: str
     columns: tuple[str, ...]
@@ -44,7 +44,7 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Which split a row is in: a word in one column, or truth in the column of a split."""
+    """How the split of a row is given: by a word in one column, or by a mask for each split."""
 
     word: str = ""
     masks: tuple[tuple[str, str], ...] = ()  # (split, column)
@@ -54,10 +54,10 @@ class Splits:
 
 
 class TableSequence:
-    """Tables that follow each other, with the same columns."""
+    """Concatenated tables with the same columns."""
 
     def __init__(self, tables: Sequence[Table], remedy: str) -> None:
-        """`remedy` is what to do where a column is missing."""
+        """`remedy`: advice to the user if a column is missing."""
         assert tables
         self._tables, self._remedy = tuple(tables), remedy
         self._types: dict[str, ColumnType] = {}
@@ -69,7 +69,7 @@ class TableSequence:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the columns, by the first table."""
+        """Names of the columns, from the first table."""
         return self._tables[0].names
 
     @property
@@ -77,14 +77,14 @@ class TableSequence:
         return str(self._tables[0].path)
 
     def num_rows(self) -> int:
-        """Of all; text is parsed once."""
+        """Rows of all tables; text is parsed once."""
         return sum(t.num_rows() for t in self._tables)
 
     def guess_rows(self) -> int:
         return sum(t.guess_rows() for t in self._tables)
 
     def type_of(self, name: str) -> ColumnType:
-        """What a column holds.  Raises BadInput: it is missing, or its width varies."""
+        """The type of a column.  Raises BadInput: it is missing, or its width varies."""
         if name not in self._types:
             for table in self._tables:
                 table.check_has(name, self._remedy)
@@ -119,7 +119,7 @@ class TableSequence:
         if a == b:
             return a
         if a.dtype is None or b.dtype is None:
-            return TEXT  # numbers may be read as text
+            return TEXT  # numbers can be read as text
         if a.width != b.width:
             raise BadInput.at(
                 f"{table.path}: column {name!r}", b, f"{a} as in {self.where}", "correct it"
@@ -129,12 +129,12 @@ class TableSequence:
 
 @dataclass(frozen=True, slots=True)
 class NodeTables:
-    """The nodes of a type, a row each; without tables, those that edges name."""
+    """The nodes of a type, one for each row; without tables, the nodes that appear in edges."""
 
     name: str
     tables: TableSequence | None
-    key: str = ""  # column of ids; "": a node's id is the number of its row, from 0
-    kind: str = ""  # of ids: "integer", "text", or "": what they seem
+    key: str = ""  # column of ids; "": the id of a node is its row number, from 0
+    kind: str = ""  # kind of ids: "integer", "text", or "" to infer it
     features: tuple[Columns, ...] = ()
     label: Columns | None = None
     splits: Splits = Splits()
@@ -142,7 +142,7 @@ class NodeTables:
 
 @dataclass(frozen=True, slots=True)
 class EdgeTables:
-    """The edges of a relation, a row each."""
+    """The edges of a relation, one for each row."""
 
     src: str
     name: str
@@ -155,14 +155,14 @@ class EdgeTables:
 
     @property
     def ends(self) -> tuple[tuple[str, str], tuple[str, str]]:
-        """(type, column of ids) of sources and of targets."""
+        """(type, column of ids) for sources and for targets."""
         return (self.src, self.src_key), (self.dst, self.dst_key)
 
 
 class TableArray:
-    """An array whose rows lie in columns of tables, a row a row."""
+    """An array whose rows are those of columns of tables."""
 
-    path = None  # the source names the files of its tables
+    path = None  # the source registers the files of its tables itself
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class TableArray:
         num_rows: Callable[[], int],
         label: bool = False,
     ) -> None:
-        """A label of one column is read as float64: NaN where there is none.  Raises BadInput."""
+        """A label of one column is read as float64; NaN: no label.  Raises BadInput."""
         types = {name: tables.type_of(name) for name in array.columns}
         text = next((n for n, t in types.items() if t.dtype is None), None)
         if text is not None:
@@ -191,7 +191,7 @@ class TableArray:
 
     @property
     def form(self) -> SourceRows:
-        """What it is; its rows are those that its owner has by now."""
+        """Shape and dtype; `num_rows` is the current count of its type or relation."""
         return self._form._replace(num_rows=self._num_rows())
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
@@ -201,7 +201,7 @@ class TableArray:
 
 
 def split_rows(tables: TableSequence, splits: Splits) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """(split, numbers of rows that are in it), some rows at a time, in order.  Raises BadInput."""
+    """(split, numbers of rows in it), some rows at a time, in order.  Raises BadInput."""
     for split, column in splits.masks:
         row = 0
         for (flags,) in tables.arrays({column: FLAG}, _SPLIT_ROWS):
@@ -224,10 +224,10 @@ def split_rows(tables: TableSequence, splits: Splits) -> Iterator[tuple[str, NDA
 
 
 class NodeIds:
-    """The ids of all types, once they are mapped.
+    """Maps the ids of all types.
 
-    Of each type they are numbers of rows, from 0; or integers that say the same; or integers, or
-    texts, that are mapped.  Files in the folder hold the ids of each mapped column of edges.
+    The ids of a type are row numbers from 0 (ROW), or a column of integers equal to them (SAME), or
+    INTEGERS or TEXTS that are mapped; the mapped ids of each column of edges are in a file.
     """
 
     def __init__(self, nodes: Sequence[NodeTables], edges: Sequence[EdgeTables]) -> None:
@@ -253,11 +253,11 @@ class NodeIds:
         self._counts = {int(number): count for number, count in counts.items()}
 
     def kind(self, node_type: str) -> str:
-        """What the ids of a type are; "" until they are mapped."""
+        """Kind of a type's ids; "" until they are mapped."""
         return str(self._facts[node_type]["kind"]) if node_type in self._facts else ""
 
     def num_nodes(self, node_type: str) -> int:
-        """Of a type; where edges name the nodes at most so many, until they are mapped."""
+        """Nodes of a type; until ids are mapped, an upper bound if it has no tables."""
         if node_type in self._facts:
             return int(self._facts[node_type]["nodes"])
         tables = self._nodes[node_type].tables
@@ -266,7 +266,7 @@ class NodeIds:
         return sum(t.num_rows() for t, _, _ in self._columns(node_type))
 
     def num_edges(self, number: int) -> int:
-        """Of an edge table: as many as a column has that was mapped, else text is parsed once."""
+        """Rows of an edge table, known from a mapped column; otherwise text is parsed once."""
         if number not in self._counts:
             mapped = self._mapped(number, 0) or self._mapped(number, 1)
             num_rows = mapped[0] if mapped else self._edges[number].tables.num_rows()
@@ -274,7 +274,7 @@ class NodeIds:
         return self._counts[number]
 
     def ends(self, number: int, count: int) -> EdgePieces:
-        """(src, dst) of an edge table, in order; those that are not mapped are not checked."""
+        """(src, dst) of an edge table, in order; ids that are not mapped are not checked."""
         edge, mapped = self._edges[number], [self._mapped(number, end) for end in (0, 1)]
         raw = {key: INTEGER for m, (_, key) in zip(mapped, edge.ends, strict=True) if m is None}
         num_edges, row = self.num_edges(number), 0
@@ -294,7 +294,7 @@ class NodeIds:
             row += size
 
     def keys(self, node_type: str) -> Iterator[Texts]:
-        """The owner's ids of a mapped type, in the order of the store's; integers are 8 bytes."""
+        """The user's ids of a mapped type, in the order of the new ones; integers have 8 bytes."""
         node = self._nodes[node_type]
         kind = self.kind(node_type)
         if node.tables is not None:
@@ -306,25 +306,25 @@ class NodeIds:
             for keys in _key_pieces(tables, key, kind)():
                 ids = self._ids(file, dtype, row, len(keys)).astype(np.int64)
                 row += len(keys)
-                # new ones come in order: an id above all before it is at its first place
+                # ids ascend by first appearance: an id above all before it appears here first
                 most = np.maximum.accumulate(np.concatenate([[known - 1], ids]))
                 new = np.flatnonzero(most[1:] > most[:-1])
                 known = int(most[-1]) + 1
                 yield pick(keys, new)
 
     def _mapped(self, number: int, end: int) -> tuple[int, str] | None:
-        """(rows, dtype) of the ids of an end of an edge table; None where they are not mapped."""
+        """(rows, dtype) of the ids at an end of an edge table; None if they are not mapped."""
         facts = self._facts.get(self._edges[number].ends[end][0], {})
         found = facts.get("columns", {}).get(_file(number, end))
         return None if found is None else (found[0], found[1])
 
     def _ids(self, file: str, dtype: str, row: int, count: int) -> NDArray[Any]:
-        """Ids of a mapped column from a row on."""
+        """`count` ids of a mapped column from a row on."""
         with ArrayFile(self._folder / file, dtype) as held:
             return held.read(row, count)
 
     def _columns(self, node_type: str) -> list[_Column]:
-        """All ends of a type, in order."""
+        """All columns of edge tables that refer to a type, in order."""
         return [
             (edge.tables, key, _file(number, end))
             for number, edge in enumerate(self._edges)
@@ -367,7 +367,7 @@ class NodeIds:
         with preparation.progress.stage(f"ids of {node.name}", left, "ids") as stage:
 
             def advance(rows: int) -> None:
-                """No further than the number that was guessed."""
+                """Advance, but not beyond the guessed number of rows."""
                 nonlocal left
                 stage.advance(min(rows, left))
                 left -= min(rows, left)
@@ -387,12 +387,12 @@ class NodeIds:
 
 
 def _file(number: int, end: int) -> str:
-    """Name of the file of ids of one end of an edge table."""
+    """Name of the file of ids at one end of an edge table."""
     return f"edges-{number}-{_ENDS[end]}"
 
 
 def _count_same(node: NodeTables) -> int | None:
-    """How many nodes there are, if the ids are 0, 1, 2, ... in order.  Raises BadCell."""
+    """Number of nodes if the ids are 0, 1, 2, ... in order, else None.  Raises BadCell."""
     if node.tables is None:
         return None
     row = 0

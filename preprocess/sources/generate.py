@@ -1,9 +1,9 @@
 """A labelled power-law graph, written in one stream: degree-corrected planted partition.
 
-Node ranks r = 0, 1, ... have weights (r + 1)**-a and class r mod C; ids are a keyed scramble of
-ranks, so that an id tells neither.  Both ends of an edge are drawn by weight in closed form (no
+Node ranks r = 0, 1, ... have weights (r + 1)**-a and class r mod C; ids are a keyed permutation of
+ranks, so that they reveal neither.  Both ends of an edge are drawn by weight in closed form (no
 table); with probability `homophily` the second end is moved to the nearest rank of the first one's
-class.  Features are the class's centroid, weak, in noise: a node alone is hard to classify, its
+class.  Features are a weak class centroid plus noise: a single node is hard to classify, its
 neighborhood is not.
 """
 
@@ -31,10 +31,10 @@ from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import Cost, PipelineRun, RunPlan, Stage, resumable
 from preprocess.pipeline.work import sign
 
-_PAIRS = 1 << 18  # a chunk of edges
-_CHUNK_ITEMS = 1 << 21  # of features; with the seed it decides them
+_PAIRS = 1 << 18  # edges of a chunk
+_CHUNK_ITEMS = 1 << 21  # features of a chunk; the values depend on it and on the seed
 _IDS = 1 << 20
-_PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
+_PIPELINE = 1  # increased when stages or their files change: older work folders are not resumed
 _EDGES_KEY, _IDS_KEY, _SPLITS_KEY = range(3)
 
 
@@ -55,7 +55,7 @@ class GraphRecipe:
     exponent: float = 0.45  # a of the weights: degrees follow a power law of 1 + 1/a
 
     def check(self) -> None:
-        """Raises BadInput: numbers that no graph can have."""
+        """Raises BadInput if no graph can have these numbers."""
         for name, minimum in (("nodes", 1), ("features", 1), ("classes", 1), ("degree", 0)):
             found = getattr(self, name if name == "degree" else f"num_{name}")
             if found < minimum:
@@ -76,7 +76,7 @@ class GraphRecipe:
         return np.uint64(make_key(self.seed, 0, 0, 0, purpose))
 
     def labels(self) -> NDArray[Any]:
-        """Of all nodes, uint16 or uint32."""
+        """Labels of all nodes, uint16 or uint32."""
         found = np.empty(self.num_nodes, np.uint16 if self.num_classes <= 2**16 else np.uint32)
         for ranks, ids in self.scrambled(_IDS_KEY, self.num_nodes):
             found[ids] = ranks % self.num_classes
@@ -85,7 +85,7 @@ class GraphRecipe:
     def scrambled(
         self, purpose: int, stop: int
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """(places, nodes) of a keyed order of all nodes up to place `stop`, some at a time."""
+        """(places, nodes) of a keyed permutation of all nodes, up to place `stop`, in pieces."""
         for first in range(0, stop, _IDS):
             places = np.arange(first, min(first + _IDS, stop))
             nodes = np.empty(places.size, np.int64)
@@ -94,7 +94,7 @@ class GraphRecipe:
 
     @property
     def signal(self) -> float:
-        """Length of the centroids: with noise 1 a node alone is told from others at 30 to 50 %."""
+        """Length of the centroids: with noise 1, single nodes are classified at 30 to 50 %."""
         return 0.75 + 0.15 * math.log2(self.num_classes)
 
     @property
@@ -105,15 +105,15 @@ class GraphRecipe:
 @dataclass(eq=False)
 class _Generation(PipelineRun):
     recipe: GraphRecipe
-    labels: NDArray[Any]  # of all nodes, narrow, are in memory
+    labels: NDArray[Any]  # of all nodes, in a narrow dtype, kept in memory
     pool: ThreadPoolExecutor
 
 
 def generate(folder: Path, recipe: GraphRecipe, progress: Progress) -> None:
     """Write the folder, in the plain layout.  Memory: 5 bytes a node and fixed buffers.
 
-    Raises BadInput, StoreExists, OutOfSpace.  When the run is stopped, or the disk fills up,
-    finished stages stay beside the folder, and the same call goes on after them.
+    Raises BadInput, StoreExists, OutOfSpace.  If the run is stopped, or the disk fills up, finished
+    stages stay beside the folder, and the same call resumes after them.
     """
     recipe.check()
     folder = folder.absolute()
@@ -147,7 +147,7 @@ def _stages(recipe: GraphRecipe) -> list[Stage[_Generation]]:
 
 
 def _ahead(pool: ThreadPoolExecutor, make: Callable[[int], Any], numbers: range) -> Iterator[Any]:
-    """make(n) for each number, in order, some of them ahead of their use."""
+    """make(n) for each number, in order, computed ahead by the pool."""
     coming: deque[Future[Any]] = deque()
     for number in numbers:
         coming.append(pool.submit(make, number))
@@ -215,7 +215,7 @@ def _write_features(run: _Generation) -> None:
 
 
 def _write_splits(run: _Generation) -> None:
-    """Nodes in a keyed order, cut into the shares; each split ascending."""
+    """Divide nodes in a keyed order into splits by their shares; each split is ascending."""
     recipe, size = run.recipe, run.recipe.num_nodes
     counts = [int(getattr(recipe, name) * size) for name in SPLITS]
     ends = np.cumsum(counts).astype(np.int64)

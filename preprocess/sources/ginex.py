@@ -1,4 +1,4 @@
-"""The layout of Ginex and AGNES: a CSC matrix, features and labels as plain items, `conf.json`."""
+"""The layout of Ginex and AGNES: a CSC matrix, features and labels without headers, `conf.json`."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ class GinexSource(Source):
 
 
 def _open(folder: Path, conf: _Conf, name: str, kinds: str, rows: int | None) -> RawFile:
-    """An array: of `rows` rows, or a list of any length."""
+    """Open an array of `rows` rows; None: a list of any length."""
     shape: tuple[int, ...] = getattr(conf, f"{name}_shape")
     text: str = getattr(conf, f"{name}_dtype")
     try:

@@ -1,6 +1,6 @@
-"""The layout of GraphBolt's OnDiskDataset before it is preprocessed: `metadata.yaml` and arrays.
+"""The layout of GraphBolt's OnDiskDataset before preprocessing: `metadata.yaml` and arrays.
 
-docs/layouts.md says what is taken of it.
+docs/layouts.md lists the supported parts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ META = "metadata.yaml"
 _SEEDS = ("seeds", "seed_nodes", "node_pairs")
 _SETS = (("train", "train_set"), ("valid", "validation_set"), ("test", "test_set"))
 _MAIN = "feat"
-_MIN_WINDOW = 1 << 16  # labels that are brought into order at a time
+_MIN_WINDOW = 1 << 16  # labels brought into order at a time
 _PIECE_ROWS = 1 << 14
 
 
@@ -83,14 +83,14 @@ class _Seeds(NamedTuple):
     """One split of a type or a relation."""
 
     split: str
-    place: str  # in metadata.yaml, for messages
+    place: str  # place in metadata.yaml, for messages
     ids: ArrayRows
     labels: ArrayRows | None
     has_negatives: bool
 
 
 class GraphBoltSource(Source):
-    """A `Source` that is `Preparable`: labels that lie in several lists become one array."""
+    """A `Source` that is `Preparable`: the labels of several lists become one array."""
 
     layout, marks = "graphbolt", (META,)
 
@@ -115,7 +115,7 @@ class GraphBoltSource(Source):
                 self.add_label(name, self._made[name])
 
     def prepare(self, preparation: Preparation) -> None:
-        """Count the edges in text, put labels into one array, tell pairs from negative pairs."""
+        """Count edges in text, merge labels into one array, separate pairs from negative pairs."""
         texts = [e for e in self._edges.values() if isinstance(e, TextEdges)]
         counts = preparation.record(
             "count edges", lambda: {"edges": [e.num_edges for e in texts]}, ()
@@ -171,7 +171,7 @@ class GraphBoltSource(Source):
         return BadInput.at(f"{self._meta_path}: {place}", found, expected, "correct it")
 
     def _owner(self, place: str, name: str | None, pairs: bool) -> Owner:
-        """The node type, or the ends of the relation, that a name stands for."""
+        """The node type, or the ends of the relation, that a name refers to."""
         if pairs:
             ends = self._ends(place, name)
             if ends not in self._edges:
@@ -235,7 +235,7 @@ class GraphBoltSource(Source):
         return owner, _Seeds(split, place, seeds, labels, negatives)
 
     def _label_form(self, node_type: str) -> SourceRows | None:
-        """The labels of a type as one array.  Raises BadInput: the sets do not agree."""
+        """Form of a type's labels as one array.  Raises BadInput: the sets are not consistent."""
         held = self._seeds.get(node_type, [])
         forms = [s.labels.form for s in held if s.labels is not None]
         if not forms:
@@ -280,7 +280,7 @@ def _pieces(
 
 
 def _write_pairs(seeds: _Seeds, paths: Sequence[Path]) -> Facts:
-    """Pairs that are edges to the first file, the others to the second; how many there are."""
+    """Write pairs that are edges to the first file, the others to the second; returns counts."""
     assert seeds.labels is not None
     for path in paths:
         path.unlink(missing_ok=True)
@@ -302,9 +302,9 @@ def _write_pairs(seeds: _Seeds, paths: Sequence[Path]) -> Facts:
 def write_listed(
     lists: Sequence[tuple[ArrayRows, ArrayRows]], rows: MadeRows, window: int, owner: str = NODE
 ) -> Facts:
-    """Lists of nodes and their values into one array, in order: one pass for `window` nodes.
+    """Merge lists of nodes and their values into one array, with a pass for each `window` nodes.
 
-    rows   the array; NaN, or -1, stands for every node that no list has
+    rows   the array; nodes that are in no list get NaN, or -1 for integers
 
     Raises BadInput: an id out of range.
     """

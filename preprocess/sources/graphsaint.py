@@ -1,7 +1,7 @@
 """The layout of GraphSAINT: `adj_full.npz`, `feats.npy`, `class_map.json`, `role.json`.
 
-Its JSON may be too large to be held: `{"<id>": value, ...}` and `{"<name>": [ids], ...}` are read
-in pieces.
+Its JSON may not fit in memory: `{"<id>": value, ...}` and `{"<name>": [ids], ...}` are read in
+pieces.
 """
 
 import re
@@ -30,16 +30,16 @@ _MIN_WINDOW = 1 << 16  # nodes
 
 _Class = Annotated[int, msgspec.Meta(ge=-(1 << 62), lt=1 << 62)]
 _Flags = list[Annotated[int, msgspec.Meta(ge=-128, le=127)]]
-_PART_BYTES = 1 << 18  # of text; the values in it take some ten times as much
-_LAST_ENTRY = re.compile(rb'(.*),\s*(?=")', re.DOTALL)  # all before the key of the last entry
+_PART_BYTES = 1 << 18  # of text; its decoded values take about ten times as much
+_LAST_ENTRY = re.compile(rb'(.*),\s*(?=")', re.DOTALL)  # everything before the last key
 _LIST_START = re.compile(rb'[\s,]*"([^"]*)"\s*:\s*\[')
-_MOST_START = 1 << 10  # bytes that a list may begin with
+_MOST_START = 1 << 10  # maximum bytes of a list's key and opening bracket
 
 Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class GraphSaintSource(Source):
-    """A `Source` that is `Preparable`: JSON becomes arrays, a window of the nodes at a time."""
+    """A `Source` that is `Preparable`: it converts JSON to arrays, a window of nodes at a time."""
 
     layout, marks = "graphsaint", (ADJACENCY, ROLES)
 
@@ -59,7 +59,7 @@ class GraphSaintSource(Source):
         self.add_label(NODE, self._label)
 
     def prepare(self, preparation: Preparation) -> None:
-        """Labels and splits as arrays: passes over the JSON, memory a share of what there is."""
+        """Write labels and splits as arrays, in passes over the JSON, using part of the memory."""
         self._label.made = preparation.folder / "labels"
         window = max(_MIN_WINDOW, preparation.mem_bytes // 8 // self._label.form.row_bytes)
         preparation.record("labels", partial(self._write_labels, window), ["labels"])
@@ -73,7 +73,7 @@ class GraphSaintSource(Source):
             self.add_split(NODE, MadeRows(form, preparation.folder / name))
 
     def _label_form(self) -> tuple[Any, SourceRows]:
-        """The type of a value, and what labels become: the first entry says it."""
+        """The type of a JSON value, and the form of the label array, from the first entry."""
         _, entries = next(read_entries(self._classes, int | list[int]))
         first: Any = next(iter(entries.values()), 0)
         is_row = isinstance(first, list)
@@ -83,7 +83,7 @@ class GraphSaintSource(Source):
         return _Flags if is_row else _Class, rows
 
     def _write_labels(self, window: int) -> Facts:
-        """All labels to a file, -1 where a node has none: one pass for `window` nodes."""
+        """Write all labels, -1 for nodes without one, with a pass for each `window` nodes."""
 
         def fill(first: int, labels: NDArray[Any]) -> None:
             for place, entries in read_entries(self._classes, self._kind):
@@ -97,7 +97,7 @@ class GraphSaintSource(Source):
         return self._label.write(window, -1, fill)
 
     def _check(self, place: str, ids: NDArray[np.int64], entries: dict[int, Any]) -> None:
-        """Nodes are there, and rows are of one width.  Raises BadInput."""
+        """Check ids, and that all rows have the same width.  Raises BadInput."""
         num_nodes = self.num_nodes[NODE]
         if ids.size and int(ids.max()) >= num_nodes:
             raise BadInput.at(
@@ -113,7 +113,7 @@ class GraphSaintSource(Source):
                 )  # fmt: skip
 
     def _write_splits(self, folder: Path) -> Facts:
-        """A file of ids for each split; how many there are."""
+        """Write a file of ids for each split; returns their counts."""
         counts: dict[str, int] = {}
         for name in _SPLITS.values():
             (folder / name).unlink(missing_ok=True)
@@ -132,7 +132,7 @@ class GraphSaintSource(Source):
 
 
 def read_entries(path: Path, value: Any) -> Iterator[tuple[str, dict[int, Any]]]:
-    """The entries of an object, some at a time and in order, and the place where they begin.
+    """(place, entries) of a JSON object, some entries at a time, in order.
 
     value   a type that msgspec decodes; no value holds text
 
@@ -152,7 +152,7 @@ def read_entries(path: Path, value: Any) -> Iterator[tuple[str, dict[int, Any]]]
 
 
 def read_lists(path: Path) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """The ids of each list with its name, some at a time and in order; first none, for its name.
+    """(name, ids) of each list, some ids at a time, in order; first none, to announce the name.
 
     Raises BadInput.
     """
@@ -184,7 +184,7 @@ def read_lists(path: Path) -> Iterator[tuple[str, NDArray[np.int64]]]:
 
 
 class _Window:
-    """Text of a file that has not been decoded yet."""
+    """The text of a file that has been read but not decoded yet."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self._path, self._file = path, file
@@ -195,13 +195,13 @@ class _Window:
         return f"{self._path}+{self._offset}"
 
     def more(self) -> bool:
-        """Append some text; whether there was any."""
+        """Read some more text; returns whether there was any."""
         part = self._file.read(_PART_BYTES)
         self.text += part
         return bool(part)
 
     def drop(self, num_bytes: int) -> None:
-        """Go on behind some text."""
+        """Remove decoded text from the beginning."""
         self._offset, self.text = self._offset + num_bytes, self.text[num_bytes:]
 
     def decode(self, decoder: Any, text: bytes) -> Any:
@@ -217,7 +217,7 @@ class _Window:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[_Window]:
-    """A window behind the "{" of a file.  Raises BadInput."""
+    """A window that begins after the "{" of a file.  Raises BadInput."""
     try:
         with path.open("rb") as file:
             window = _Window(path, file)

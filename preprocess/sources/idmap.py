@@ -1,10 +1,10 @@
-"""Keys of nodes, texts or integers, to ids from 0 in order of first appearance, within a budget.
+"""Map keys of nodes (texts or integers) to ids from 0 by first appearance, within a memory budget.
 
-A pass numbers keys in a table in memory until the table is full.  Keys that come later and are not
-in it wait in files for the next pass, which goes on with an empty table: numbers follow the order
-of first appearance whatever the memory is, and a pass reads only what those before it left over.
+A pass numbers keys in a table in memory until the table is full.  Later keys that are not in it are
+written to files for the next pass, which continues with an empty table.  So ids follow the order of
+first appearance whatever the memory, and each pass reads only the keys left over by the last one.
 
-A hash only says where to look: keys are equal where their bytes are.
+Keys are equal only if their bytes are; hashes just find candidates.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,30 +35,30 @@ from preprocess.kernels.keys import (
     hash_keys,
 )
 
-PIECE_ROWS = 1 << 14  # keys that are asked for at a time
+PIECE_ROWS = 1 << 14  # keys looked up at a time
 MIN_BYTES = 16 << 20
 _FIXED_BYTES = 8 << 20  # pieces of a table being parsed
-_SLOT_BYTES, _KEY_BYTES = 4, 16  # of the table: a slot; hash and start of a key
+_SLOT_BYTES, _KEY_BYTES = 4, 16  # of the table, for a slot, and for the hash and start of a key
 _FIRST_SLOTS = 1 << 6
-_NARROW = 2**32 - 1  # ids that fit uint32, without the one that stands for a key that waits
+_NARROW = 2**32 - 1  # number of ids that fit in uint32, except the mark of waiting keys
 
 
 class KeyColumn(NamedTuple):
-    """A column of keys, that can be read again and again."""
+    """A column of keys that can be read repeatedly."""
 
     pieces: Callable[[], Iterator[Texts]]  # in order, at most PIECE_ROWS keys each
-    place: Callable[[int], str]  # of a row, from 0, for messages
-    ids: Path  # file that gets the ids, unless the column is the one that defines
+    place: Callable[[int], str]  # place of a row (from 0) for messages
+    ids: Path  # file to write the ids to, unused for the defining column
 
 
 class KeyMap(NamedTuple):
     num_keys: int
-    dtype: np.dtype[Any]  # of ids: uint32, or uint64 where there are more nodes than that
-    rows: tuple[int, ...]  # of each column that refers
+    dtype: np.dtype[Any]  # of ids: uint32, or uint64 if there are too many nodes
+    rows: tuple[int, ...]  # number of rows of each referring column
 
 
 class KeyTwice(BadInput):
-    """A key is defined again."""
+    """A key is defined twice."""
 
 
 class _TooMany(Exception):
@@ -85,11 +85,11 @@ def map_keys(
 ) -> KeyMap:
     """Number the keys of a node type, and write the ids of each column that refers to them.
 
-    defined    keys of all nodes, each once; None: nodes are what the others name, in order of
-               first appearance, column after column
+    defined    keys of all nodes, each once; None: nodes are the keys in the other columns, in order
+               of first appearance, column after column
     folder     for temporary files
-    show       a key, for a person
-    advance    takes the number of rows that are done
+    show       formats a key for messages
+    advance    called with the number of rows that are done
 
     Raises BadInput: a key is defined twice, or named but not defined; BudgetTooSmall.
     """
@@ -113,11 +113,11 @@ def map_keys(
 
 
 class _Passes:
-    """Passes over columns of keys.  In the folder, c being a column:
+    """Passes over columns of keys.  Files in the folder, for column number c:
 
-    keymap-c-sizes, keymap-c-bytes    keys that wait: their lengths, and what they are
-    keymap-c-ids                      ids of the pass before, the largest number for a key that
-                                      waits; the column that defines has none
+    keymap-c-sizes, keymap-c-bytes    lengths and bytes of the keys that wait for the next pass
+    keymap-c-ids                      ids after the last pass, the largest number for a waiting key;
+                                      the defining column has no such file
     """
 
     def __init__(
@@ -133,15 +133,15 @@ class _Passes:
         self._is_first = True
         self.num_keys = 0
         self.rows = [0] * len(columns)
-        self._waiting = [1] * len(columns)  # rows of each column; at first, unknown
+        self._waiting = [1] * len(columns)  # waiting rows of each column; unknown before a pass
 
     @property
     def left(self) -> bool:
-        """Whether keys wait for a pass."""
+        """Whether keys wait for another pass."""
         return any(self._waiting)
 
     def run(self, advance: Callable[[int], None]) -> None:
-        """One pass.  Raises _TooMany."""
+        """Run one pass.  Raises _TooMany."""
         table = _Table(self._table_bytes)
         for c, (column, how) in enumerate(self._columns):
             if self._waiting[c]:
@@ -158,7 +158,7 @@ class _Passes:
     def _map_column(
         self, c: int, column: KeyColumn, how: int, table: "_Table", advance: Callable[[int], None]
     ) -> None:
-        # rows of the column that defines are numbered as they come: those before have their ids
+        # in the defining column ids are row numbers, and all rows before this pass have theirs
         row = self.num_keys if how == DEFINE else 0
         waiting = 0
         pieces = self._first_pieces(column) if self._is_first else self._waiting_pieces(c, how)
@@ -181,7 +181,7 @@ class _Passes:
                 found = numbers.astype(self._dtype, copy=False)
                 found += self._dtype.type(self.num_keys)
                 found[late] = self._none
-                if places.size == ids.size:  # the usual case: all are new here
+                if places.size == ids.size:  # the usual case: none has an id yet
                     ids = found
                 else:
                     ids[places] = found
@@ -201,7 +201,7 @@ class _Passes:
     def _find(
         self, keys: Texts, rows: NDArray[np.int64], column: KeyColumn, how: int, table: "_Table"
     ) -> NDArray[np.uint32]:
-        """Numbers in the table, or WAITS.  Raises BadInput, which names the row; _TooMany."""
+        """Numbers in the table, or WAITS.  Raises BadInput, with the row; _TooMany."""
         found = table.find(keys, how)
         if self.num_keys + int(table.counts[0]) > _NARROW and self._dtype == np.uint32:
             raise _TooMany
@@ -227,7 +227,7 @@ class _Passes:
             yield keys, np.full(len(keys), self._none, self._dtype)
 
     def _waiting_pieces(self, c: int, how: int) -> Iterator[tuple[Texts, NDArray[Any]]]:
-        """Keys that wait, in order, and the ids of a piece of rows that they are among."""
+        """Waiting keys in order, each piece with the ids so far of all rows around them."""
         with ExitStack() as held:
             sizes, data, old = (
                 held.enter_context(ArrayFile(self._path(c, kind), dtype))
@@ -248,14 +248,14 @@ class _Passes:
 
 class _Found(NamedTuple):
     numbers: NDArray[np.uint32]
-    at: int  # how far it went
+    at: int  # position of the key at which the search stopped
     why: int  # DONE, TWICE or UNKNOWN
 
 
 class _Table:
-    """Keys in memory, numbered as they come, within `most_bytes`; when it is full, none is added.
+    """A hash table of keys, numbered by first appearance, within `most_bytes`.
 
-    Until then all keys so far are in it.
+    It holds all keys seen before it was full; then no more are added.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -268,7 +268,7 @@ class _Table:
         self._held = np.empty(_FIRST_SLOTS, np.uint8)
 
     def find(self, keys: Texts, how: int) -> _Found:
-        """Numbers of keys, as far as they are found or may be added; WAITS where it is full."""
+        """Find or add keys up to the first error; WAITS for keys not in the table if it is full."""
         out, hashed = np.empty(len(keys), np.uint32), np.empty(len(keys), np.uint64)
         hash_keys(keys.offsets, keys.data, hashed)
         asked = HashedKeys(keys.offsets, keys.data, hashed)
@@ -276,13 +276,13 @@ class _Table:
         while why == NO_ROOM:
             table = KeyTable(self._slots, self._hashes, self._starts, self._held, self.counts)
             at, why = find_keys(table, asked, at, how, self.is_full, out)
-            del table  # arrays that anything refers to would not grow in place
+            del table  # arrays can be resized in place only if nothing refers to them
             if why == NO_ROOM:
                 self._grow(int(keys.offsets[at + 1] - keys.offsets[at]))
         return _Found(out, int(at), int(why))
 
     def _grow(self, key_bytes: int) -> None:
-        """Room for one more key of so many bytes at least, or it is full."""
+        """Make room for at least one more key of `key_bytes`, or mark the table as full."""
         count = int(self.counts[0])
         slots, held = self._slots.size, self._held.size
         if count == self._hashes.size:
@@ -295,7 +295,7 @@ class _Table:
             self.is_full = True
             return
         if held > self._held.size:
-            self._held.resize(held, refcheck=False)  # in place: the old one is not kept beside it
+            self._held.resize(held, refcheck=False)  # in place: not both copies at the same time
         if slots > self._slots.size:
             self._hashes.resize(_room(slots), refcheck=False)
             self._starts.resize(_room(slots) + 1, refcheck=False)
@@ -305,10 +305,10 @@ class _Table:
 
 
 def pick(keys: Texts, rows: NDArray[np.int64]) -> Texts:
-    """Some keys of a piece, in order."""
+    """Select some keys of a piece, in order."""
     sizes = np.diff(keys.offsets)[rows]
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    # byte k of the result: its key's first byte, and how far into the key it is
+    # added to the position of a byte in the result, this gives its position in `keys.data`
     shift = np.repeat(keys.offsets[:-1][rows] - offsets[:-1], sizes)
     return Texts(offsets, keys.data[np.arange(offsets[-1]) + shift])
 

@@ -1,8 +1,8 @@
 """The layout of IGB: the homogeneous IGB260M and the heterogeneous IGBH, of every size.
 
-docs/layouts.md lists its files.  Of `large` and `full` the papers' and authors' files have no
-header: how many rows they have is known from the size alone.  In `full` only the first papers have
-labels; zeros follow.
+docs/layouts.md lists its files.  In `large` and `full` the files of papers and authors have no
+header: their number of rows follows from the name of the size.  In `full` only the first papers
+have labels, followed by zeros.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,13 +31,13 @@ _LABEL_DTYPE = np.dtype(np.int16)  # holds 2983 classes, and -1 for none
 
 
 class Headerless(NamedTuple):
-    """What is known of the files of one size that have no header."""
+    """Row counts of the files of one size that have no header."""
 
     num_nodes: Mapping[str, int]  # rows of the features, by type
-    num_labelled: Mapping[str, int] = {}  # papers in front that have a label, by classes
+    num_labelled: Mapping[str, int] = {}  # number of first papers with labels, by classes
 
 
-SIZES: Mapping[str, Headerless] = {  # as in the owner's loader
+SIZES: Mapping[str, Headerless] = {  # as in IGB's own loader
     "large": Headerless({_PAPER: 100_000_000, "author": 116_959_896}),
     "full": Headerless(
         {_PAPER: 269_346_174, "author": 277_220_883}, {"19": 227_130_858, "2K": 157_675_969}
@@ -46,9 +46,9 @@ SIZES: Mapping[str, Headerless] = {  # as in the owner's loader
 
 
 class IgbSource(Source):
-    """The folder of a size, or the one that it alone lies in; labels of 19 classes.
+    """The folder of a size, or its parent if it is the only one; labels of 19 classes.
 
-    Labels of 2983 classes, where they are there, are the array "label_2K".  Raises BadInput.
+    Labels of 2983 classes, if they exist, become the array "label_2K".  Raises BadInput.
     """
 
     layout = "igb"
@@ -66,7 +66,7 @@ class IgbSource(Source):
         return f"{place}{PROCESSED}/{_CITES}{more}"
 
     def __init__(self, path: Path, sizes: Mapping[str, Headerless] = SIZES) -> None:
-        """`sizes` says what is known of files without a header."""
+        """`sizes`: row counts of files without a header, by name of the size."""
         folders = _graphs(path)
         if len(folders) != 1:
             found = ", ".join(f.name for f in folders)
@@ -95,7 +95,7 @@ class IgbSource(Source):
 
     @property
     def _known(self) -> Headerless:
-        """Of the graph's size: the last word of its folder's name."""
+        """The entry for the graph's size, which is the last word of its folder's name."""
         word = self._size.replace("_", "-").rpartition("-")[2]
         return self._sizes.get(word, Headerless({}))
 
@@ -111,7 +111,7 @@ class IgbSource(Source):
         return RawFile(path, np.float32, (self._rows_of(path, node_type), NUM_COLUMNS))
 
     def _rows_of(self, path: Path, node_type: str) -> int:
-        """Rows of a file of a type without a header."""
+        """Number of rows of a type's file without a header."""
         num_rows = self._known.num_nodes.get(node_type)
         if num_rows is None:
             known = " or ".join(n for n, s in self._sizes.items() if node_type in s.num_nodes)
@@ -143,12 +143,12 @@ class Igb2kSource(IgbSource):
 
     @classmethod
     def recognise(cls, _path: Path) -> str | None:
-        """Never: `igb` does; this one is asked for by name."""
+        """Never: `igb` matches instead; this layout must be requested by name."""
         return None
 
 
 def _label_array(name: str, file: StoredArray, num_papers: int, num_labelled: int) -> Rows:
-    """Classes of papers, -1 where there is none: at `num_labelled` and beyond, whatever is there.
+    """Classes of papers; -1 for those without, and for all from `num_labelled` on.
 
     Raises BadInput: another shape or dtype; while it is read, a number that is no class.
     """
@@ -186,7 +186,7 @@ def _label_pieces(
 
 
 def _graphs(path: Path) -> list[Path]:
-    """Folders that hold `processed`: the path, else the one above, else all of those in it."""
+    """Folders that contain `processed`: the path, else its parent, else all that are in it."""
     if (path / PROCESSED / _CITES).is_dir():
         return [path]
     if (path / _CITES).is_dir() and path.absolute().name == PROCESSED:
@@ -195,7 +195,7 @@ def _graphs(path: Path) -> list[Path]:
 
 
 def _relation_names(folder: Path) -> list[str]:
-    """The owner's relations in the owner's order, then any others."""
+    """IGB's relations in its own order, then any others."""
     found = (folder / PROCESSED).glob(f"*{_BETWEEN}*")
     names = sorted(p.name for p in found if p.is_dir())
     return [n for n in _KNOWN if n in names] + [n for n in names if n not in _KNOWN]

@@ -1,4 +1,4 @@
-"""The layouts of graphs that are known, and which of them a path has."""
+"""The known layouts of graphs, and detection of the layout of a path."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -20,15 +20,15 @@ from preprocess.sources.source import Source
 from preprocess.sources.sourcefiles import SourceFiles, stats_below
 from preprocess.sources.table import DglCsvSource, TableSource
 
-_MOST_SHOWN = 6  # names in a folder
+_MOST_SHOWN = 6  # file names in a message
 
 
 class Opened(NamedTuple):
-    """A source and how it came to be taken for what it is."""
+    """A source, and the files that identified its layout."""
 
     source: Source
     saw: str  # "raw/edge.csv.gz and raw/num-node-list.csv.gz"
-    files: SourceFiles  # as they were
+    files: SourceFiles  # their state when the source was opened
 
 
 _CLASSES: tuple[type[Source], ...] = (
@@ -51,7 +51,7 @@ LAYOUTS = {layout.layout: layout for layout in _CLASSES}
 
 
 def open_source(path: Path, layout: str | None = None) -> Opened:
-    """Open a graph in the layout of that name, or in the only one that recognises it.
+    """Open a graph in the named layout, or in the only one that recognises it.
 
     Raises BadInput: no such path or layout, no layout or several that match, a bad source.
     """
@@ -87,13 +87,13 @@ def open_source(path: Path, layout: str | None = None) -> Opened:
 
 
 def _open(layout: type[Source], path: Path, saw: str) -> Opened:
-    before = stats_below(path)  # headers are read while the source is opened
+    before = stats_below(path)  # before opening the source, which reads headers
     source = layout(path)
     return Opened(source, saw, SourceFiles(source.files, before))
 
 
 def _is_store(path: Path) -> bool:
-    """Also one that is spoilt, or of another version."""
+    """Whether a path is a store, even if it is damaged or of another version."""
     try:
         read_root(path)
     except NotAStore:
@@ -104,7 +104,7 @@ def _is_store(path: Path) -> bool:
 
 
 def _listing(path: Path) -> str:
-    """What a path that is of no layout is."""
+    """Describe a path that has no known layout."""
     if not path.is_dir():
         return f"a file {path.name}"
     names = sorted(f"{p.name}/" if p.is_dir() else p.name for p in path.iterdir())

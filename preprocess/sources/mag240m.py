@@ -14,7 +14,7 @@ _WHOLE, _PARTS = ("test-whole", "test"), ("test-dev", "test-challenge")
 
 
 class Mag240mSource(Source):
-    """The folder itself, or the one that it lies in.  Raises BadInput."""
+    """The folder itself, or its parent.  Raises BadInput."""
 
     layout = "mag240m"
 
@@ -61,7 +61,7 @@ class Mag240mSource(Source):
 
     def _add_splits(self, path: Path) -> None:
         held = read_dict(path)
-        # the whole test split and its two parts hold the same papers, and splits may not overlap
+        # the whole test split contains its two parts, and splits must not overlap
         whole = next((name for name in _WHOLE if name in held), None)
         if all(part in held for part in _PARTS):
             left_out = set(_WHOLE)

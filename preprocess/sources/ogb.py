@@ -1,8 +1,8 @@
-"""OGB's layouts, in text and in arrays, which docs/layouts.md lists.
+"""OGB's layouts, as text and as arrays; docs/layouts.md lists them.
 
-In common they have notes, and the splits that lie in `split/<name>/`.  In text they are packed csv
-files without a header, of a graph of one type or of several.  Arrays lie in `raw/data.npz`, read in
-place or decompressed in order.
+Both have release notes, and splits in `split/<name>/`.  The text layout consists of compressed csv
+files without a header, for one or several node types.  The other has arrays in `raw/data.npz`,
+which are read in place or decompressed in order.
 """
 
 import re
@@ -25,19 +25,19 @@ from preprocess.sources.arrays import ArrayRows, EdgeArray, id_rows
 from preprocess.sources.source import NODE, RELATION, Ends, Owner, Rows, Source
 from preprocess.sources.text import TextEdges, TextIds, TextRows
 
-# whose edges OGB's master.csv says to add the inverse of, and the names of their archives
+# data sets to which OGB's master.csv says to add inverse edges, with the names of their archives
 _ADD_INVERSE = ("proteins", "products", "ppa", "ppassoc", "collab", "ddi")
 _FOLDER_NAME = re.compile(r"(?:ogb[nl][_-])?(.+?)(?:_(?:pyg|dgl))?")
 _RELEASE_NAME = re.compile(r"ogb[nl]-(\w+)")  # in RELEASE_v1.txt
 _PAIRS = (("edge",), ("source_node", "target_node"), ("head", "tail"))
 _NEGATIVES = "edge_neg"
-_OTHER_TYPES = "head_type"  # of pairs of many relations in one list
+_OTHER_TYPES = "head_type"  # key of splits that list pairs of many relations together
 _SUFFIX = ".csv.gz"
 _EDGE, _NODES, _EDGES = "edge.csv.gz", "num-node-list.csv.gz", "num-edge-list.csv.gz"
 _TYPES, _TRIPLETS = "num-node-dict.csv.gz", "triplet-type-list.csv.gz"
 _LABEL, _HAS_LABEL = "node-label.csv.gz", "nodetype-has-label.csv.gz"
-_SPECIES = "species.csv.gz"  # what ogbn-proteins calls node_species.csv.gz
-_FLOAT64 = np.dtype(np.float64)  # of labels: NaN where there is none
+_SPECIES = "species.csv.gz"  # ogbn-proteins' name for node_species.csv.gz
+_FLOAT64 = np.dtype(np.float64)  # dtype of labels; NaN: no label
 _SOME = 1000  # relations
 _DATA, _LABEL_FILE = "data.npz", "node-label.npz"
 _INDEX, _LABEL_ARRAY = "edge_index", "node_label"
@@ -49,7 +49,7 @@ class OgbSource(Source):
     """A dataset's folder.  Splits of pairs over many relations (ogbl-biokg) are left out."""
 
     def add_rest(self, folder: Path) -> None:
-        """What is found in the same way in all layouts, after nodes and edges."""
+        """Add what is the same in both layouts; call it after nodes and edges."""
         self.check_nodes(folder)
         releases = sorted(folder.glob("RELEASE_v*.txt"))
         self.add_files(*releases)
@@ -103,7 +103,7 @@ class OgbSource(Source):
                 self.add_split(name, TextIds(split, owner / f"{split}.csv.gz", types[name], name))
 
     def _add_loaded(self, split: str, path: Path, where: str, value: Any, one_list: int) -> None:
-        """A list of the only type, if `one_list` is 1, lists by type, or columns of pairs."""
+        """Add a split: a list for the only type (if `one_list` is 1), lists by type, or pairs."""
         types, dot = self.num_nodes, "." if where != str(path) else ": "
         if isinstance(value, Placed | GivenArray) and one_list == 1:
             rows = open_tensor(path, where, value, "a tensor")
@@ -140,7 +140,7 @@ class OgbSource(Source):
 
 
 def _pairs(name: str, src: ArrayRows, dst: ArrayRows, first: str) -> Rows:
-    """Pairs of nodes in two lists, of which the `first` is called so.  Raises BadInput."""
+    """Pairs of nodes in two lists; `first`: name of the first list.  Raises BadInput."""
     if dst.form.num_rows != src.form.num_rows:
         raise BadInput.at(
             dst.form.where, f"{dst.form.num_rows} rows", f"{src.form.num_rows} as in {first}",
@@ -157,7 +157,7 @@ def _stacked(src: ArrayRows, dst: ArrayRows, count: int) -> Iterator[NDArray[Any
 
 
 def read_flags(path: Path, types: Mapping[str, int]) -> list[str]:
-    """Types that are said to have something: a header of types, one row of truth values."""
+    """Types flagged in a table that has types as columns, and one row of truth values."""
     table = Table(path)
     for name in table.names:
         if name not in types:
@@ -171,7 +171,7 @@ def read_flags(path: Path, types: Mapping[str, int]) -> list[str]:
 
 
 def _names(folder: Path, releases: Sequence[Path]) -> set[str]:
-    """What the dataset is called, by its folder and by its notes."""
+    """Names of the dataset, from its folder and from its release notes."""
     match = _FOLDER_NAME.fullmatch(folder.resolve().name)
     notes = " ".join(p.read_text(errors="replace") for p in releases)
     return {*([match[1]] if match else []), *_RELEASE_NAME.findall(notes)}
@@ -282,7 +282,7 @@ def _triplets(table: Table, types: Mapping[str, int]) -> list[Ends]:
 
 
 def _only_row(table: Table) -> list[int]:
-    """Numbers of nodes or edges, of one graph."""
+    """The only row of a table of node or edge counts; several rows would be several graphs."""
     rows = table.arrays(dict.fromkeys(table.names, INTEGER), 2)
     first = next(rows, None)
     if first is None:

@@ -1,7 +1,7 @@
-"""The plain layouts: a folder of npy files whose names say what they are of (docs/layouts.md).
+"""The plain layouts: a folder of npy files whose names say what they hold (docs/layouts.md).
 
-`plain` has one type and one relation, and fixed names; `plain-hetero` any number of both, in a
-schema.  Arrays are dense or sparse, of nodes and of edges.  Files of other names are not read.
+`plain` has one type and one relation, and fixed file names; `plain-hetero` has any number of both,
+listed in a schema.  Arrays of nodes and edges are dense or sparse.  Other files are not read.
 """
 
 import json
@@ -56,13 +56,13 @@ class _Csr(msgspec.Struct):
 
 
 class PlainArrays(Source):
-    """Arrays in npy files of one folder, sorted by what they are of.  Raises BadInput.
+    """Arrays in npy files of one folder, grouped by type or relation.  Raises BadInput.
 
-    A type's number of nodes is checked by whoever knows it: `check_counts`.
+    Subclasses find the number of nodes of each type, and call `check_counts`.
     """
 
     def __init__(self, folder: Path, names: PlainNames, needs: str) -> None:
-        """`needs`: a file that must be there, for messages."""
+        """`needs`: name of a required file, for messages."""
         if not folder.is_dir():
             what = "a file, not a folder" if folder.exists() else "nothing, not a folder"
             raise BadInput.at(folder, what, f"a folder with {needs}", "is the path right?")
@@ -71,15 +71,15 @@ class PlainArrays(Source):
         self._stems: dict[tuple[Owner, str], dict[str, str]] = {}  # owner, kind -> name -> stem
 
     def stems(self) -> list[str]:
-        """Names of the npy files, without the suffix, in order."""
+        """Names of the npy files without the suffix, sorted."""
         return sorted(p.stem for p in self._folder.iterdir() if p.suffix == ".npy")
 
     def named(self, owner: Owner, kind: str) -> dict[str, str]:
-        """Name of an array to the name of its file, of a kind: "rows", "csr", "label", "split"."""
+        """Array name -> file name, for arrays of a kind: "rows", "csr", "label" or "split"."""
         return self._stems.setdefault((owner, kind), {})
 
     def take(self, stem: str, kind: str, owner: Owner, name: str) -> None:
-        """Note what a file holds.  Raises BadInput: another holds the same."""
+        """Register the array in a file.  Raises BadInput: another file has the same array."""
         named = self.named(owner, kind)
         if name in named:
             raise BadInput.at(
@@ -99,7 +99,7 @@ class PlainArrays(Source):
             self.add_split(ends, id_rows(name, self.npy(named[name]), ((), (2,))))
 
     def open_type(self, node_type: str, shape: tuple[int, int] | None = None) -> None:
-        """Add the arrays and labels of a type; `shape` of a sparse main one, if it is known."""
+        """Add the arrays and labels of a type; `shape`: that of a sparse main array, if known."""
         dense, sparse = self.named(node_type, "rows"), self.named(node_type, "csr")
         for name in array_order([*dense, *sparse]):
             if name in dense and name in sparse:
@@ -131,7 +131,7 @@ class PlainArrays(Source):
             self.add_split(node_type, id_rows(name, self.npy(named[name])))
 
     def check_counts(self, node_type: str, num_nodes: int, says: str) -> None:
-        """Every array of a type has `num_nodes` rows, as the file `says`."""
+        """Check that every array of a type has `num_nodes` rows, the number from file `says`."""
         for rows in self.node_arrays(node_type):
             if rows.num_rows != num_nodes:
                 raise BadInput.at(
@@ -148,12 +148,12 @@ class PlainArrays(Source):
         return self._folder / f"{stem}.npy"
 
     def npy(self, stem: str) -> NpyFile:
-        """An npy file, which is read."""
+        """Open an npy file, and register it as read."""
         self.add_files(self.path(stem))
         return NpyFile(self.path(stem))
 
     def _open_csr(self, node_type: str, name: str, shape: tuple[int, int] | None) -> None:
-        """Add a sparse array of a type; its shape is in a file of its own if it is not given."""
+        """Add a sparse array of a type; if `shape` is None, it is read from a file."""
         meta = self._folder / f"{csr_stem(self._names, node_type, name, CSR)}.json"
         if shape is not None and not meta.exists():
             csr = _Csr(shape)
@@ -168,7 +168,7 @@ class _CsrRows:
     """A sparse array in CSR form, given as dense rows.  Raises BadInput."""
 
     def __init__(self, name: str, files: list[NpyFile], csr: _Csr, meta: Path) -> None:
-        """`meta`: what says the shape."""
+        """`meta`: the file that has the shape."""
         rows, width = csr.shape
         self._indptr, self._indices, self._data = files
         nnz = self._indices.size if csr.nnz is None else csr.nnz
@@ -201,13 +201,13 @@ class _CsrRows:
                     f"0 to {width - 1}", "write the matrix again",
                 )  # fmt: skip
             values = self._data.read(start, size)
-            item = dense.dtype.itemsize  # float16 is no type of numba: bits are moved
+            item = dense.dtype.itemsize  # numba does not support float16: copy the bits
             densify(indptr, columns, values.view(f"u{item}"), dense.view(f"u{item}"))
             yield dense
 
 
 def shifted_ids(name: str, file: NpyFile, first: int, num_nodes: int) -> Rows:
-    """A split of a type with `num_nodes`, whose ids count through all types, its own from `first`.
+    """A split of a type whose ids are numbered across all types: its own are those from `first` on.
 
     Raises BadInput.
     """
@@ -238,8 +238,8 @@ class _Meta(msgspec.Struct):
 class PlainSource(PlainArrays):
     """One node type "node", one relation "to".  Raises BadInput.
 
-    There are as many nodes as rows of labels or features, else as `meta.json` says, else one more
-    than the largest id.
+    The number of nodes is that of rows of labels or features, else that in `meta.json`, else the
+    largest id plus 1.
     """
 
     layout = "plain"
@@ -262,7 +262,7 @@ class PlainSource(PlainArrays):
         self.open_splits(NODE)
 
     def _find_sparse(self) -> None:
-        """Tell sparse arrays from dense ones: those with a `_csr.json`, or with offsets."""
+        """Separate sparse arrays, which have a `_csr.json` or offsets, from dense ones."""
         dense, tail, first = self.named(NODE, "rows"), f"_{CSR}", f"_{CSR_PARTS[0]}"
         raws = [p.stem.removesuffix(tail) for p in self._folder.glob(f"node_*{tail}.json")]
         raws += [s.removesuffix(first) for s in dense.values() if s.endswith(first)]
@@ -312,7 +312,7 @@ class PlainHeteroSource(PlainArrays):
 
     @classmethod
     def recognise(cls, path: Path) -> str | None:
-        """A folder with `schema.json` and arrays that are called after types."""
+        """A folder with `schema.json` and arrays that are named after types."""
         first = typed_file(path)
         return f"{SCHEMA} and {first}" if first else None
 
@@ -339,7 +339,7 @@ class PlainHeteroSource(PlainArrays):
             self.check_counts(node_type, num_nodes, SCHEMA)
 
     def _sort_in(self, stem: str, listed: Sequence[Ends]) -> None:
-        """Take down what a file is of."""
+        """Register a file under its type or relation, by its name."""
         head, raws = parse_stems(stem)
         path = self.path(stem)
         if head not in FORMS or not raws:
@@ -365,7 +365,7 @@ class PlainHeteroSource(PlainArrays):
             self.take(stem, _KINDS[head], owner, rest[0] if rest else MAIN)
 
     def _open_target(self) -> None:
-        """Labels and splits in which nodes are numbered through the types."""
+        """Add labels and splits in which nodes are numbered across all types."""
         target, path = self._schema.target, self.path(LABEL)
         if target is None:
             return
@@ -397,7 +397,7 @@ class PlainHeteroSource(PlainArrays):
             self.add_split(target, shifted_ids(name, file, first, self.num_nodes[target]))
 
     def _first(self, target: str) -> int:
-        """Number of the first node of a type, counted through the types."""
+        """Number of the first node of a type, counted across all types."""
         first = 0
         for name, num_nodes in self.num_nodes.items():
             if self._schema.offsets.get(name, first) != first:
@@ -429,7 +429,7 @@ class PlainHeteroSource(PlainArrays):
 
 
 def _read_schema(path: Path) -> _Schema:
-    """Raises BadInput, also for a type that is there twice."""
+    """Read the schema.  Raises BadInput, also for a type that is listed twice."""
     expected = '{"node_types": {"<type>": nodes}, "relations": ["<src>|<name>|<dst>"]}'
     schema = read_description(path, _Schema, expected)
 
@@ -439,5 +439,5 @@ def _read_schema(path: Path) -> _Schema:
         if twice is not None:
             raise BadInput.at(path, f"{twice!r} twice", "each name once", "rename one")
 
-    json.loads(path.read_bytes(), object_pairs_hook=once)  # msgspec takes the last one
+    json.loads(path.read_bytes(), object_pairs_hook=once)  # msgspec keeps the last duplicate
     return schema

@@ -1,7 +1,7 @@
 """Names of the files of both plain layouts.
 
-Names of types, relations and arrays are percent-encoded where they hold what a file name cannot, or
-what would be taken for something else; readers undo that.
+Names of types, relations and arrays are percent-encoded if they contain characters that a file name
+cannot have, or could be mistaken for another name; readers decode them.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,12 +14,12 @@ from preprocess.sources.source import NODE, RELATION, Ends, Owner
 MAIN = "x"  # the array that is called "feat" on disk
 META, SCHEMA = "meta.json", "schema.json"
 EDGES, LABEL, FEATURES = "edge_index", "node_label", "node_feat"
-CSR = "csr"  # what says the shape of a sparse array
+CSR = "csr"  # suffix of the file with the shape of a sparse array
 CSR_PARTS = ("indptr", "indices", "data")
 ONLY: Ends = (NODE, RELATION, NODE)  # the relation of a graph of one type
 _NODE, _EDGE, _IDS, _PAIRS = "node_", "edge_", "_idx", "_edge"
 _BETWEEN = "__"
-FORMS = {  # of `several_types`: first word of a name -> numbers of names that may follow
+FORMS = {  # of `several_types`: first word of a file name -> how many names may follow
     "edge": (3, 4), "edge_split": (4,), "feat": (1, 2, 3), "label": (1,), "split": (2,),
 }  # fmt: skip
 
@@ -29,13 +29,13 @@ PlainNames = Callable[[str, Owner, str], str]
 
 
 def one_type(kind: str, owner: Owner, name: str) -> str:
-    """`node_feat`, `node_<name>`, `edge_<name>`, `<split>_idx`, `<split>_edge`: no types."""
+    """File names without types: `node_feat`, `node_<name>`, `edge_<name>`, `<split>_idx`, ..."""
     of_edges, raw = owner == ONLY, _quoted(name)
     if kind in ("edges", "label"):
         return EDGES if of_edges else LABEL
     if kind == "split":
         stem = raw + (_PAIRS if of_edges else _IDS)
-        return _changed(stem) if stem.startswith((_NODE, _EDGE)) else stem  # as arrays do
+        return _changed(stem) if stem.startswith((_NODE, _EDGE)) else stem  # else taken for arrays
     if name == MAIN and not of_edges:
         return FEATURES
     head = _EDGE if of_edges else _NODE
@@ -45,7 +45,7 @@ def one_type(kind: str, owner: Owner, name: str) -> str:
 
 
 def several_types(kind: str, owner: Owner, name: str) -> str:
-    """`feat__<type>`, `feat__<type>__<name>`, `edge__<src>__<name>__<dst>`, ..."""
+    """File names with types: `feat__<type>`, `feat__<type>__<name>`, ..."""
     if isinstance(owner, str):
         head, names = ("feat" if kind == "rows" else kind), [owner]
     else:
@@ -58,15 +58,15 @@ def several_types(kind: str, owner: Owner, name: str) -> str:
 
 
 def csr_stem(names: PlainNames, node_type: str, name: str, part: str) -> str:
-    """The name of the file of a part of a sparse array of a type."""
+    """File name of one part of a type's sparse array."""
     between = "_" if names is one_type else _BETWEEN
     return f"{names('rows', node_type, name)}{between}{part}"
 
 
 def parse_stem(stem: str) -> tuple[str, Owner, str] | None:
-    """(kind, owner, name) of a file of `one_type`; None for the edges, or if it is not read.
+    """(kind, owner, name) of a file named by `one_type`; None for the edges and unknown files.
 
-    Parts of sparse arrays are "rows" too.
+    Parts of sparse arrays have the kind "rows", too.
     """
     if stem == EDGES:
         return None
@@ -83,13 +83,13 @@ def parse_stem(stem: str) -> tuple[str, Owner, str] | None:
 
 
 def parse_stems(stem: str) -> tuple[str, list[str]]:
-    """(first word, names with what is encoded) of a file of `several_types`."""
+    """(first word, encoded names) of a file named by `several_types`."""
     head, *names = stem.split(_BETWEEN)
     return head, names
 
 
 def typed_file(folder: Path) -> str | None:
-    """The name of a file of `several_types` in a folder that has a schema, the first one."""
+    """The first file named by `several_types` in a folder that has a schema."""
     if not (folder / SCHEMA).is_file():
         return None
     names = sorted(p.name for p in folder.glob(f"*{_BETWEEN}*.npy"))
@@ -117,7 +117,7 @@ def _changed(raw: str) -> str:
 
 
 def _apart(name: str) -> str:
-    """A name without two underscores, and without one at either end."""
+    """Encode a name so that it has no two adjacent underscores, and none at its ends."""
     raw = _quoted(name).replace(_BETWEEN, "_%5F")
     raw = raw[:-1] + "%5F" if raw.endswith("_") else raw
     return "%5F" + raw[1:] if raw.startswith("_") else raw

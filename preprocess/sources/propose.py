@@ -1,7 +1,7 @@
-"""A schema for a folder of CSV or Parquet tables that has none: a proposal, by names and types.
+"""Propose a schema for a folder of CSV or Parquet tables, from the names and types of columns.
 
-A table of edges has two columns of ids, known by their names (`src` and `dst`, ...) or by the names
-of other tables (`user_id` beside `users.csv`).  Any other table is of nodes.
+A table of edges has two columns of ids, recognised by their names (`src` and `dst`, ...) or by the
+names of other tables (`user_id` beside `users.csv`).  Any other table holds nodes.
 """
 
 import re
@@ -31,11 +31,11 @@ _MASKS = {"train": ("train_mask", "is_train", "in_train", "train"),
 _TIMES = ("time", "timestamp", "when", "date", "datetime", "ts", "created_at", "t")
 _WEIGHTS = ("weight", "weights", "w")
 _NUMBER = re.compile(r"[-_. ]?(part|chunk|shard)?[-_. ]?\d+([-_.]of[-_.]\d+)?$", re.I)
-_PROSE = {".txt"}  # may be none of our tables
+_PROSE = {".txt"}  # suffixes of files that may not be tables
 
 
 class _Found(NamedTuple):
-    """Tables that belong together."""
+    """Tables that form one sequence, with what is known about them."""
 
     stem: str  # what their names have in common
     files: str | list[str]  # as the schema names them
@@ -44,19 +44,19 @@ class _Found(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The type of its nodes: movie of movies with a column movie_id, else as English has it."""
+        """The type of its nodes: "movie" if movies has a column movie_id, else the singular."""
         shorter = _bare(self.stem)[:-1]
         named = self.named((f"{shorter}_id", f"{shorter}id"))
         return shorter if named else _singular(self.stem)
 
     def named(self, names: Sequence[str]) -> str:
-        """The first column of one of these names, in any case; "": there is none."""
+        """The first of these names that is a column, ignoring case; "": there is none."""
         held = {column.lower(): column for column in reversed(self.tables.names)}
         return next((held[name] for name in names if name in held), "")
 
 
 def propose(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """A schema, and what a reader should look at in it.  Raises BadInput: no tables."""
+    """A schema, and notes on what to check in it.  Raises BadInput: no tables."""
     if not folder.is_dir():
         what = "a file" if folder.exists() else "nothing"
         raise BadInput.at(folder, what, "a folder of tables", "is the path right?")
@@ -67,7 +67,7 @@ def propose(folder: Path) -> tuple[dict[str, Any], list[str]]:
         )
     stems = {one.kind: one.stem for one in found}
     ends = {one.stem: _ends(one, stems) for one in found}
-    if len(found) == 1 and len(found[0].tables.names) == 2:  # what else
+    if len(found) == 1 and len(found[0].tables.names) == 2:  # must be edges
         ends = {found[0].stem: (found[0].tables.names[0], found[0].tables.names[1])}
     nodes: dict[str, _Found] = {}
     for one in found:
@@ -90,7 +90,7 @@ def propose(folder: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def has_tables(folder: Path) -> bool:
-    """Whether a schema could be proposed, by the names of files."""
+    """Whether a schema could be proposed, judging by file names."""
     return folder.is_dir() and any(_looked_at(p) for p in [*folder.iterdir(), *folder.glob("*/*")])
 
 
@@ -100,7 +100,7 @@ def _looked_at(path: Path) -> bool:
 
 
 def _tables(folder: Path) -> Iterator[_Found]:
-    """Those of a folder of its own are one; so are users-0.csv, users-1.csv, ..."""
+    """Group tables: those in a subfolder form one sequence; so do users-0.csv, users-1.csv, ..."""
     groups: dict[tuple[str, tuple[str, ...]], list[Table]] = {}
     for table in [Table(p) for p in sorted(folder.iterdir()) if _looked_at(p)]:
         stem = _stem(table.path)
@@ -123,7 +123,7 @@ def _tables(folder: Path) -> Iterator[_Found]:
 
 
 def _ends(one: _Found, stems: dict[str, str]) -> tuple[str, str] | None:
-    """The columns of sources and targets; None: it is no table of edges."""
+    """The columns of sources and targets; None if it is not a table of edges."""
     for pair in _ENDS:
         for ending in _ID_ENDINGS:
             columns = [one.named((f"{name}{ending}",)) for name in pair]
@@ -175,7 +175,7 @@ def _edge(
 def _arrays(
     one: _Found, used: set[str], labels: Sequence[str], notes: list[str], main: str = "x"
 ) -> dict[str, Any]:
-    """Label, split, time and features of what columns are left."""
+    """Label, split, time and features from the columns that are not used yet."""
     made: dict[str, Any] = {}
 
     def take(names: Sequence[str], is_text: bool) -> str:
@@ -212,14 +212,14 @@ def _is_integer(kind: ColumnType) -> bool:
 
 
 def _owner(column: str) -> str:
-    """The type that a column of ids names: user of user_id and userId."""
+    """The type that a column of ids refers to: "user" for user_id and userId."""
     name = column.lower()
     ending = next((e for e in _ID_ENDINGS if e and name.endswith(e) and name != e), "")
     return _singular(name.removesuffix(ending).rstrip("_"))
 
 
 def _names_ids(column: str) -> bool:
-    """Whether a column is called user_id or userId, say."""
+    """Whether a column has a name like user_id or userId."""
     return column.lower().endswith("_id") or column.endswith("Id")
 
 
@@ -232,7 +232,7 @@ def _bare(name: str) -> str:
 
 
 def _singular(name: str) -> str:
-    """users, nodes-users and Users are of the type user."""
+    """The type of a table's name: "user" for users, nodes-users and Users."""
     name = _bare(name)
     if name.endswith("ies") and len(name) > 4:
         return f"{name[:-3]}y"

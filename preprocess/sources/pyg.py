@@ -1,8 +1,8 @@
 """The layout of PyG: a `.pt` file of one `Data` or `HeteroData`, as an object or as a dict.
 
-docs/layouts.md says what is taken of it.  In a `Data` an array is of edges if "edge" is in its name
-or it has a row an edge but none a node.  Objects are read for their attributes: no code of a file's
-classes runs, and PyG need not be installed.
+docs/layouts.md lists the supported parts.  In a `Data` an array belongs to edges if "edge" is in
+its name, or if its rows match the number of edges but not of nodes.  Only attributes of objects are
+read: no code of their classes runs, and PyG need not be installed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,12 +26,12 @@ _SUFFIXES = (".pt", ".pth")
 _PROCESSED = "processed/data.pt"
 _SPLITS = {"train": "train", "val": "valid", "valid": "valid", "test": "test"}
 _RENAMED = {"edge_weight": "weight", "edge_time": "time"}
-_VALUES = ("edge_weight", "edge_attr")  # of an adjacency matrix: a number an edge, or more
+_VALUES = ("edge_weight", "edge_attr")  # names for values of adj_t: one number an edge, or more
 _FITTING = ("x", "y", "edge_attr", *_RENAMED)  # arrays that must have the right number of rows
-_SCAN_ROWS = 1 << 18  # that are looked through at a time
+_SCAN_ROWS = 1 << 18  # rows scanned at a time
 _MOST_SHOWN = 8  # names
 
-Store = dict[str, Any]  # what is of a type or of a relation, by name
+Store = dict[str, Any]  # values of a type or of a relation, by name
 
 
 class PygSource(Source):
@@ -45,7 +45,7 @@ class PygSource(Source):
         self._file = file
         self.add_files(file)
         nodes, relations = _read_stores(file)
-        self._sides: dict[Ends, list[int]] = {}  # of adjacency matrices: columns and rows
+        self._sides: dict[Ends, list[int]] = {}  # [columns, rows] of adjacency matrices
         for ends, held in relations.items():
             self.add_edges(ends, self._open_edges(ends, held))
         for name in [*nodes, *(end for ends in relations for end in ends[::2])]:
@@ -67,13 +67,13 @@ class PygSource(Source):
         return f"{path.name}, a file of torch.save" if is_file else None
 
     def _place(self, owner: Owner) -> str:
-        """What stands before the name of an array, for messages."""
+        """Prefix of the names of an owner's arrays in messages."""
         if owner in (NODE, _ONLY):
             return f"{self._file}: "
         return f"{self._file}: {owner if isinstance(owner, str) else ':'.join(owner)}."
 
     def _open_edges(self, ends: Ends, held: Store) -> EdgeFile:
-        """The edges among the values of a relation.  Raises BadInput: there are none."""
+        """Open the edges of a relation, from its values.  Raises BadInput: there are none."""
         index, adjacency, where = held.get("edge_index"), held.get("adj_t"), self._place(ends)
         if isinstance(index, Placed | GivenArray):
             return EdgeArray(StridedRows(self._file, index, f"{where}edge_index"))
@@ -82,7 +82,7 @@ class PygSource(Source):
         ):
             parts = adjacency.attributes["storage"].attributes
             values = parts.get("_value")
-            if isinstance(values, Placed | GivenArray):  # the first of the arrays
+            if isinstance(values, Placed | GivenArray):  # they become the first array
                 others = dict(held)
                 held.clear()
                 held.update({_VALUES[len(values.shape) > 1]: values} | others)
@@ -95,7 +95,7 @@ class PygSource(Source):
         )  # fmt: skip
 
     def _open_adjacency(self, ends: Ends, parts: Store, where: str) -> EdgeFile:
-        """`adj_t`: rows are targets, columns sources."""
+        """Open an `adj_t`, whose rows are targets, and whose columns are sources."""
         sizes = parts.get("_sparse_sizes")
         if not isinstance(sizes, list) or [type(n) for n in sizes] != [int, int] or min(sizes) < 0:
             raise BadInput.at(where, f"sizes {sizes}", "(rows, columns)", "save edge_index instead")
@@ -117,7 +117,7 @@ class PygSource(Source):
         return EdgeLists(columns, ids("rows", "_row", columns.size), where)
 
     def _count_nodes(self, name: str, held: Store) -> int:
-        """As `num_nodes` or the rows of an array say, else by the largest id."""
+        """Number of nodes, from `num_nodes`, the rows of an array, or else the largest id."""
         count = _listed_nodes(held)
         if count is None:
             count = 0
@@ -135,7 +135,7 @@ class PygSource(Source):
         return count
 
     def _add_store(self, owner: Owner, held: Store, count: int, says: str) -> None:
-        """The arrays of a type or a relation.  Raises BadInput: one that must fit does not."""
+        """Add the arrays of a type or a relation.  Raises BadInput: wrong number of rows."""
         for key, value in held.items():
             where = f"{self._place(owner)}{key}"
             split, _, form = key.rpartition("_")
@@ -161,7 +161,7 @@ class PygSource(Source):
 
 
 def _mask(name: str, array: StridedRows, num_rows: int, says: str) -> Rows:
-    """A split as truth values, of which the first column counts; they are counted here."""
+    """A split given as a mask, of which the first column is used; its nodes are counted here."""
     shape = array.shape
     fits = array.dtype.kind in "bu" and len(shape) <= 2 and 0 not in shape[1:]
     array.check(fits, "truth values, one a row", "convert it")
@@ -181,7 +181,7 @@ def _masked(rows: ArrayRows, count: int) -> Iterator[NDArray[Any]]:
 
 
 def _read_stores(path: Path) -> tuple[dict[str, Store], dict[Ends, Store]]:
-    """What is of each node type and of each relation of the one graph in a file."""
+    """Values of each node type and of each relation of the only graph in a file."""
     graph = _graph_of(path, read_torch(path))
     if isinstance(graph, TorchObject):
         held = graph.attributes
@@ -202,7 +202,7 @@ def _read_stores(path: Path) -> tuple[dict[str, Store], dict[Ends, Store]]:
 
 
 def _graph_of(path: Path, held: Any) -> Any:
-    """The one graph of a file.  Raises BadInput: several, or none."""
+    """The only graph of a file.  Raises BadInput: several, or none."""
     if isinstance(held, tuple) and len(held) in (2, 3, 4):
         graph, slices = held[:2]
         sizes = set(_num_graphs(slices))
@@ -217,7 +217,7 @@ def _graph_of(path: Path, held: Any) -> Any:
 
 
 def _num_graphs(slices: Any) -> Iterator[int]:
-    """As each array of a collated data set says it."""
+    """The number of graphs according to each array of a collated data set."""
     if isinstance(slices, Mapping):
         for value in slices.values():
             yield from _num_graphs(value)
@@ -244,7 +244,7 @@ def _heterogeneous(path: Path, held: Store) -> tuple[dict[str, Store], dict[Ends
 
 
 def _homogeneous(path: Path, held: Store) -> tuple[dict[str, Store], dict[Ends, Store]]:
-    """Arrays are of nodes or of edges by name, then by how many rows they have."""
+    """Assign arrays to nodes or edges, by name, then by their number of rows."""
     index = held.get("edge_index")
     if index is None and "adj_t" not in held:
         listed = ", ".join(list(held)[:_MOST_SHOWN]) or "nothing"
@@ -263,11 +263,11 @@ def _homogeneous(path: Path, held: Store) -> tuple[dict[str, Store], dict[Ends, 
 
 
 def _values(path: Path, store: Any) -> Store:
-    """What a store holds, by name; what is None is not there."""
+    """The values of a storage by name, without those that are None."""
     held = _dict(
         path, store.attributes.get("_mapping") if isinstance(store, TorchObject) else store
     )
-    # num_nodes of a data set of one graph is a list
+    # in a data set of one graph num_nodes is a list
     only = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in held.items()}
     return {str(k): v for k, v in only.items() if v is not None}
 
@@ -279,7 +279,7 @@ def _dict(path: Path, held: Any) -> dict[Any, Any]:
 
 
 def _listed_nodes(held: Store) -> int | None:
-    """Nodes of a store as `num_nodes` or the rows of an array say, if one does."""
+    """Number of nodes of a storage from `num_nodes` or the rows of an array; None: unknown."""
     said = held.get("num_nodes")
     if type(said) is int:
         return said
@@ -288,5 +288,5 @@ def _listed_nodes(held: Store) -> int | None:
 
 
 def _num_rows(value: Any) -> int | None:
-    """Of a dense array; None where a value is none, or one number."""
+    """Rows of a dense array; None if the value is no array, or a single number."""
     return value.shape[0] if isinstance(value, Placed | GivenArray) and value.shape else None

@@ -38,12 +38,12 @@ def open_matrix(path: Path) -> tuple[int, EdgeFile]:
 
 
 def open_values(path: Path) -> ZipArray:
-    """The values of a matrix, one an entry.  Raises BadInput."""
+    """The values of a matrix, one for each entry.  Raises BadInput."""
     return _array(path, "data", None, "biuf")
 
 
 class ScipyNpzSource(Source):
-    """A graph as a square matrix: an entry an edge, its value the weight unless all are 1."""
+    """A graph as a square matrix: entries are edges, values are weights unless all are 1."""
 
     layout = "scipy-npz"
 
@@ -61,7 +61,7 @@ class ScipyNpzSource(Source):
         return f"{path.name}, a sparse matrix" if is_npz else None
 
     def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
-        """The values, as "weight", unless all are 1: they are looked through once."""
+        """The values as "weight", unless all are 1; they are read once to find out."""
         values, self._values = self._values, None
         if values is not None and not all((p == 1).all() for p in values.all_pieces(_SCAN_ITEMS)):
             self.add_array(self._ends, ArrayRows("weight", values))
@@ -69,7 +69,7 @@ class ScipyNpzSource(Source):
 
 
 def _side(path: Path) -> int:
-    """Of the square.  Raises BadInput: it is none."""
+    """Number of rows and columns.  Raises BadInput: the matrix is not square."""
     shape = _array(path, "shape", (2,), "iu")
     rows, columns = (int(n) for n in shape.read(0, 2))
     if rows != columns or rows < 0:

@@ -1,4 +1,4 @@
-"""A graph on disk, whatever its layout: chunks of edges and rows, nothing whole."""
+"""A graph on disk, in any layout, read in chunks of edges and rows."""
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
@@ -13,28 +13,28 @@ from preprocess.errors import BadInput
 from preprocess.kernels.edges import first_outside
 from preprocess.pipeline.progress import Progress
 
-NODE, RELATION = "node", "to"  # of a graph whose layout names no types
-REVERSE = "rev_"  # before the name of a relation that is added
+NODE, RELATION = "node", "to"  # names used if the layout has no types
+REVERSE = "rev_"  # prefix of the name of an added reverse relation
 
 EdgePieces = Iterator[tuple[NDArray[Any], NDArray[Any]]]  # sources and targets
 Ends = tuple[str, str, str]  # source type, relation, target type
-Owner = str | Ends  # what an array is of: a node type or a relation
+Owner = str | Ends  # what an array belongs to: a node type or a relation
 
 
 class SourceRows(NamedTuple):
-    """One array of rows: of a type, a row a node; of a relation, a row an edge; or a split.
+    """An array of rows: one row for each node of a type or edge of a relation, or a split.
 
-    A split of a type is a list of node ids, one of a relation a list of edge positions, or of pairs
-    (source id, target id), row_shape (2,).
+    A split of a type is a list of node ids; a split of a relation is a list of edge positions, or
+    of pairs (source id, target id) with row_shape (2,).
     """
 
     name: str
     dtype: np.dtype[Any]
-    row_shape: tuple[int, ...]  # () where a row is one number
+    row_shape: tuple[int, ...]  # () if a row is a single number
     num_rows: int
     held: str  # "dense" or "csr"
     where: str  # file, for messages
-    stored: RowArray | None = None  # what it is in a store that is the source: it stays so
+    stored: RowArray | None = None  # if the source is a store: its array, which is copied as it is
 
     @property
     def row_bytes(self) -> int:
@@ -42,7 +42,7 @@ class SourceRows(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """What one read of it brings."""
+        """Bytes of one read of the whole array."""
         return self.num_rows * self.row_bytes
 
 
@@ -59,22 +59,22 @@ class RowStream(Protocol):
 
     @property
     def name(self) -> str:
-        """As its owner has it."""
+        """Name of the array in its type or relation."""
 
     @property
     def form(self) -> SourceRows:
-        """What it is; a list in text is counted at first."""
+        """Its shape and dtype; a list in text is parsed once to count it."""
 
     @property
     def path(self) -> Path | None:
-        """The file of the source that it is in; None of what a preparation made."""
+        """The source file that it is in; None if a preparation made it."""
 
     def pieces(self, count: int, /) -> Iterator[NDArray[Any]]:
         """(at most `count`, *row_shape) at a time; the array is reused.  Raises BadInput."""
 
 
 class Rows(NamedTuple):
-    """A `RowStream` of what a function reads."""
+    """A `RowStream` whose rows a function reads."""
 
     form: SourceRows
     pieces: Callable[[int], Iterator[NDArray[Any]]]
@@ -98,29 +98,29 @@ class EdgeFile(Protocol):
 
     @property
     def num_edges(self) -> int:
-        """In it; text without a count is parsed once."""
+        """Edges in the file; text without a count is parsed once."""
 
     def pieces(self, count: int) -> EdgePieces:
-        """(src, dst), at most `count` at a time, not checked; arrays may be reused."""
+        """(src, dst), at most `count` at a time, ids not checked; arrays may be reused."""
 
     def place(self, end: int, row: int) -> str:
-        """Of the source (0) or the target (1) of an edge, for messages."""
+        """The place in the file of an edge's source (`end` 0) or target (1), for messages."""
 
 
 class Source:
     """A homogeneous or heterogeneous graph on disk.  Headers are checked when it is opened.
 
-    A layout derives from it, fills `num_nodes`, and adds edges, arrays, labels and splits; it is
-    opened by its path.  Ids of nodes are per type, from 0.  Raises BadInput, from everything here.
+    Each layout is a subclass, constructed with a path, that fills `num_nodes`, and adds edges,
+    arrays, labels and splits.  Node ids count from 0 in each type.  Raises BadInput, everywhere.
     """
 
-    layout = ""  # as `--layout` takes it
-    undirected = False  # whether the layout's owner adds the reverse of each edge when loading it
-    marks: tuple[str, ...] = ()  # files by which a folder is of this layout; (): `recognise` tells
+    layout = ""  # name for `--layout`
+    undirected = False  # whether the original loader of this data set adds reverse edges
+    marks: tuple[str, ...] = ()  # files that identify this layout; (): override `recognise`
 
     @classmethod
     def recognise(cls, path: Path) -> str | None:
-        """What of this layout is there, by the names of files; None where it is another."""
+        """Describe the files that identify this layout; None if it is another."""
         there = cls.marks and all((path / name).is_file() for name in cls.marks)
         return " and ".join(cls.marks) if there else None
 
@@ -134,7 +134,7 @@ class Source:
         self._files: set[Path] = set()
 
     def add_files(self, *paths: Path) -> None:
-        """Files that are read besides those of edges and arrays."""
+        """Register files that are read besides those of edges and arrays."""
         self._files.update(paths)
 
     def add_edges(self, ends: Ends, edges: EdgeFile) -> None:
@@ -142,36 +142,36 @@ class Source:
         self._files.add(edges.path)
 
     def add_array(self, owner: Owner, rows: RowStream) -> None:
-        """An array of a type or a relation.  Of a type, the main one is named "x"; of a relation,
-        "weight" (one number a row) and "time" (one integer a row) guide sampling.
+        """Add an array of a type or a relation.  The main one of a type is named "x"; "weight" (one
+        number a row) and "time" (one integer a row) of a relation guide sampling.
 
-        Raises BadInput: another has its name.
+        Raises BadInput: the name is taken.
         """
         self._add(self._arrays.setdefault(owner, []), "array", rows)
 
     def add_label(self, node_type: str, rows: RowStream) -> None:
-        """One number a row, or a row of them (multi-label); -1 or NaN: none."""
+        """Add labels: a number, or a row of them (multi-label), for each node; -1 or NaN: none."""
         self._add([], "label", rows)
         self._labels[node_type] = rows
 
     def add_split(self, owner: Owner, rows: RowStream) -> None:
-        """A split of a type or a relation.  Raises BadInput: another has its name."""
+        """Add a split of a type or a relation.  Raises BadInput: the name is taken."""
         self._add(self._splits.setdefault(owner, []), "split", rows)
 
     def check_nodes(self, where: object) -> None:
-        """Raises BadInput: there are no nodes at all."""
+        """Raises BadInput if there are no nodes at all."""
         if not any(self.num_nodes.values()):
             raise BadInput.at(where, "a graph with no nodes", "at least one", "is it whole?")
 
     def write_keys(self, folder: Path, progress: Progress) -> None:
-        """None, where ids are numbers from 0."""
+        """Does nothing if ids are numbers from 0; see `Preparable`."""
 
     def with_reverses(self, undirected: bool) -> Self:
-        """The source as it is asked for: if it is `undirected`, with added relations.
+        """The source itself or, if `undirected`, a copy with reverse relations.
 
-        For each relation (a, name, b) with a != b that is (b, rev_name, a).  Its edges have the
-        ids, and the arrays, of those that they reverse; it has no splits.  Raises BadInput: the
-        source has a relation of that name itself.
+        For each relation (a, name, b) with a != b it adds (b, rev_name, a).  Reverse edges have the
+        ids and arrays of the original ones, but no splits.  Raises BadInput: the source has a
+        relation of that name itself.
         """
         if not undirected:
             return self
@@ -191,7 +191,7 @@ class Source:
         return whole
 
     def reverse_of(self, relation: SourceRelation) -> str:
-        """Name of the relation that an added one reverses; "" for one of the source itself."""
+        """Name of the relation that an added one reverses; "" if the source has the relation."""
         edges = self._edges[relation[:3]]
         return edges.name if isinstance(edges, _Reversed) else ""
 
@@ -202,20 +202,20 @@ class Source:
 
     @property
     def files(self) -> list[Path]:
-        """Every file that is read: a resumed ingest checks that they are the same."""
+        """Every file that is read; a resumed ingest checks that they have not changed."""
         return sorted(self._files)
 
     @property
     def relations(self) -> tuple[SourceRelation, ...]:
-        """In the order of their edge types in a store."""
+        """The relations, in the order of their edge types in a store."""
         return tuple(SourceRelation(*ends, e.num_edges, e.where) for ends, e in self._edges.items())
 
     def edges(self, relation: SourceRelation, count: int, span: range | None = None) -> EdgePieces:
         """(src, dst) in the source's order, at most `count` at a time; arrays are reused.
 
-        span   those to read: some, if the relation divides; None: all
+        span   edges to read: a range, if `divides(relation)`; None: all
 
-        Ids are checked each time: BadInput names the position of one that is out of range.
+        Ids are checked each time; BadInput names the position of an id that is out of range.
         """
         edges, done = self._edges[relation[:3]], 0 if span is None else span.start
         for piece in _pieces(edges, relation.num_edges, count, span):
@@ -226,15 +226,15 @@ class Source:
             done += piece[0].size
 
     def divides(self, of: SourceRelation | SourceRows) -> bool:
-        """Whether reading may begin anywhere in the edges of a relation, or in an array.
+        """Whether ranges of a relation's edges, or of an array, can be read.
 
-        Tasks elsewhere read ranges of these: the source is pickled, and opens its files.
+        Tasks in other processes read such ranges: the source is pickled, and reopens its files.
         """
         held = self._readers[of] if isinstance(of, SourceRows) else self._edges[of[:3]]
         return _seeks(held)
 
     def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
-        """Arrays of a relation, a row an edge in the order of `edges`, in a fixed order."""
+        """Arrays of a relation, in a fixed order; their rows are in the order of `edges`."""
         return self._readable(self._arrays.get(relation[:3], []))
 
     def edge_splits(self, relation: SourceRelation) -> list[SourceRows]:
@@ -258,9 +258,9 @@ class Source:
     ) -> Iterator[NDArray[Any]]:
         """Dense rows in order, (at most `count`, *row_shape) at a time.
 
-        span   those to read: some, if the array divides; None: all
+        span   rows to read: a range, if `divides(rows)`; None: all
 
-        The array may be reused, and is not to be written to.
+        The array may be reused, and must not be modified.
         """
         return _pieces(self._readers[rows], rows.num_rows, count, span)
 
@@ -282,7 +282,7 @@ class Source:
 
 
 def _seeks(held: RowStream | EdgeFile) -> bool:
-    """Whether reading may begin anywhere: `pieces` takes a span then."""
+    """Whether reading may begin anywhere, so that `pieces` takes a span."""
     return bool(getattr(held, "seeks", False))
 
 
@@ -293,7 +293,7 @@ def _pieces(held: Any, total: int, count: int, span: range | None) -> Iterator[A
 
 
 class _Reversed:
-    """The edges of another relation, from their targets to their sources."""
+    """The edges of another relation, reversed."""
 
     def __init__(self, edges: EdgeFile, name: str) -> None:
         self._edges, self.path, self.where, self.name = edges, edges.path, edges.where, name
@@ -319,10 +319,10 @@ def check_ids(
     end: int = 0,
     done: int = 0,
 ) -> None:
-    """Raises BadInput: a node of the type `owner` that there is not.
+    """Raises BadInput if an id is not that of a node of the type `owner`.
 
-    place   says where an id stands, of an `end` (0 or 1) and a row
-    done    rows before these
+    place   (end, row) -> the place of an id, for messages; `end` is passed to it
+    done    number of rows before these
     """
     bad = int(first_outside(ids, num_nodes))
     if bad >= 0:
@@ -333,7 +333,7 @@ def check_ids(
 
 
 def split_ends(name: str, separator: str, where: object) -> Ends:
-    """(source type, relation, target type) of the name of a folder.  Raises BadInput."""
+    """Split the name of a folder into (source type, relation, target type).  Raises BadInput."""
     parts = name.split(separator)
     if len(parts) != 3:
         raise BadInput.at(

@@ -1,9 +1,9 @@
-"""The files of a source as they were when it was opened, and whether they still are.
+"""Detect changes in the files of a source during an ingest.
 
-An ingest reads some files several times, hours apart.  A store made of two versions of a file looks
-sound and is wrong, so the files are looked at again after the last stage that reads them.
+An ingest reads some files several times, hours apart.  A store made from two versions of a file
+would look sound but be wrong, so files are checked again after the last stage that reads them.
 
-Some say what the others hold: `read_description`.
+`read_description` reads files that describe other files.
 """
 
 import os
@@ -18,12 +18,12 @@ import msgspec
 
 from preprocess.errors import BadInput
 
-_PIECE_BYTES, _PIECES = 64 << 10, 16  # of a file, that are looked at: all of one up to 1 MiB
+_PIECE_BYTES, _PIECES = 64 << 10, 16  # checksummed of each file: all of it up to 1 MiB
 _Records = TypeVar("_Records")
 
 
 class FileStat(NamedTuple):
-    """What the file system says of a file; of a folder only its inode."""
+    """Metadata of a file; for a folder only its inode."""
 
     inode: int
     size: int
@@ -31,15 +31,15 @@ class FileStat(NamedTuple):
 
 
 class SourceFiles:
-    """Each file's inode, size, time of change and pieces of its content, at one moment."""
+    """A snapshot of files: inode, size, mtime and a checksum of pieces of each."""
 
     def __init__(
         self, files: Sequence[Path], before: Mapping[Path, FileStat] | None = None
     ) -> None:
-        """`before`: as `stats_below` found files before the source was opened.
+        """`before`: result of `stats_below` before the source was opened.
 
-        Of a folder among the files only the inode counts: whether another one took its place.
-        Raises BadInput: a file is missing, or is not as it was before.
+        For a folder only the inode counts, which shows whether it was replaced.
+        Raises BadInput: a file is missing, or has changed since `before`.
         """
         self._looks = {path: (_stat(path), _pieces(path)) for path in files}
         for path, (found, _) in self._looks.items():
@@ -47,13 +47,13 @@ class SourceFiles:
                 raise _changed(path, before[path], found)
 
     def digest(self) -> bytes:
-        """Of all of it, for the signature of a run that may be resumed."""
+        """The whole snapshot as bytes, for the signature of a resumable run."""
         return "\n".join(
             f"{path.name} {stat} {pieces.hex()}" for path, (stat, pieces) in self._looks.items()
         ).encode()
 
     def check(self) -> None:
-        """Raises BadInput: a file is not what it was; the message says what changed."""
+        """Raises BadInput if a file has changed; the message says how."""
         for path, (before, pieces) in self._looks.items():
             found = _stat(path)
             if found != before:
@@ -63,7 +63,7 @@ class SourceFiles:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Inside, an error that a changed file led to becomes BadInput, which names the file."""
+        """Context in which any error becomes BadInput if a file has changed; it names the file."""
         try:
             yield
         except Exception:
@@ -72,10 +72,10 @@ class SourceFiles:
 
 
 def stats_below(path: Path) -> dict[Path, FileStat]:
-    """Of a file, or of all files in a folder and in those inside it."""
+    """Stats of a file, or of everything below a folder."""
     found = {}
     for file in path.rglob("*") if path.is_dir() else [path]:
-        with suppress(BadInput):  # a link that leads nowhere, or a file that has just been removed
+        with suppress(BadInput):  # a dangling link, or a file that has just been removed
             found[file] = _stat(file)
     return found
 
@@ -91,14 +91,14 @@ def _stat(path: Path) -> FileStat:
 
 
 def _pieces(path: Path) -> bytes:
-    """Checksum of pieces at places that the size decides."""
+    """Checksum of pieces spread evenly over a file."""
     crc = google_crc32c.Checksum()
     if path.is_dir():
         return bytes(crc.digest())
     try:
         with path.open("rb") as file:
-            # pages that a process has mapped and written are clean afterwards: its next write to
-            # one of them moves the time of change, which it would not while the page is dirty
+            # after fsync, pages that other processes write by mmap are clean, so that their next
+            # write changes the mtime; a write to a page that is dirty already would not
             with suppress(OSError):
                 os.fsync(file.fileno())
             last = max(0, os.fstat(file.fileno()).st_size - _PIECE_BYTES)

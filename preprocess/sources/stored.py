@@ -53,13 +53,13 @@ class StoredSource(Source):
                 self.add_split(ends, self._rows(name, array))
 
     def stored(self, relation: SourceRelation) -> Relation:
-        """What the manifest says of a relation."""
+        """The manifest's entry of a relation."""
         return next(
             r for r in self._store.manifest.relations if (r.src, r.name, r.dst) == relation[:3]
         )
 
     def edge_ids(self, relation: SourceRelation) -> SourceRows | None:
-        """The ids that the source of the store gave, a row an edge."""
+        """The ids of edges in the store's own source, one for each edge; None: not kept."""
         stored = self.stored(relation)
         if stored.edge_id_dtype is None:
             return None
@@ -67,9 +67,9 @@ class StoredSource(Source):
         return self._readable([rows])[0]
 
     def split_places(self, node_type: str, name: str) -> Iterator[NDArray[np.int64]]:
-        """The nodes of a split by store id, from that of the type's first; the ids are in memory.
+        """The nodes of a split by store id, counted from the type's first node.
 
-        Returns at most 65536 at a time.
+        Holds the type's `store_id` array in memory.  Yields at most 65536 at a time.
         """
         t = self.types[node_type]
         store_id = read_rows(self._store, t.store_id)
@@ -77,7 +77,7 @@ class StoredSource(Source):
             yield store_id[ids].astype(np.int64) - t.first
 
     def scale(self, array: RowArray) -> NDArray[np.float32]:
-        """Of an int8 array."""
+        """Scale of an int8 array."""
         return self._store.scale(array)
 
     def pieces(self, array: RowArray, count: int = _SPLIT_IDS) -> Iterator[NDArray[Any]]:
@@ -107,7 +107,7 @@ class StoredSource(Source):
 
 
 class _StoredEdges:
-    """Numbers in their types, in the order of the blocks."""
+    """Edges in block order, by node numbers inside each type."""
 
     def __init__(self, source: StoredSource, relation: Relation) -> None:
         self._store, self._relation = source._store, relation

@@ -1,14 +1,14 @@
 """Layouts of CSV and Parquet tables: a user's own, with a schema file, and DGL's CSVDataset.
 
-A schema is `schema.json`, `schema.yaml` or has another name.  Its fields, and an example, are in
-docs/layouts.md, "CSV and Parquet tables".  Their names are those of GraphStorm's construction
-files; what those can do beyond this is refused.
+A schema is `schema.json`, `schema.yaml` or a file of another name.  docs/layouts.md, "CSV and
+Parquet tables", has its fields and an example.  Field names are those of GraphStorm's construction
+files; other features of these are refused.
 
-DGL's is `meta.yaml` and tables of nodes and edges with a header.  Columns `node_id`, or `src_id`
-and `dst_id`, or those that `meta.yaml` names; `label`; truth values `train_mask`, `val_mask`,
-`test_mask`; every other column is an array, of numbers or of numbers between commas in quotes;
-`feat` is the main one.  Ids are integers or texts.  Node i is row i: DGL itself sorts nodes by
-their ids.
+DGL's layout is `meta.yaml` and tables of nodes and edges with a header.  Columns are `node_id`, or
+`src_id` and `dst_id`, or those named in `meta.yaml`; `label`; truth values `train_mask`,
+`val_mask`, `test_mask`; every other column is an array, of numbers or of quoted, comma-separated
+numbers; `feat` is the main one.  Ids are integers or texts.  Node i is row i, whereas DGL itself
+sorts nodes by their ids.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _SUFFIXES = (".json", ".yaml", ".yml")
 _OTHERS = ("meta", "metadata")  # descriptions of DGL's layouts
 _PATTERN = "*?["
 META = "meta.yaml"
-_TYPE, _RELATION = "_V", ("_V", "_E", "_V")  # where meta.yaml names none
+_TYPE, _RELATION = "_V", ("_V", "_E", "_V")  # defaults if meta.yaml names none
 _VERSION = "1.0.0"
 _LABEL, _MAIN = "label", "feat"
 _MASKS = (("train", "train_mask"), ("valid", "val_mask"), ("test", "test_mask"))
@@ -88,7 +88,7 @@ class TableSource(TabularSource):
     layout = "table"
 
     def __init__(self, path: Path) -> None:
-        """`path` is the schema file, or a folder that has one."""
+        """`path`: the schema file, or a folder that contains one."""
         schema = path
         if path.is_dir():
             schema = next((path / n for n in _NAMES if (path / n).is_file()), path / _NAMES[0])
@@ -100,7 +100,7 @@ class TableSource(TabularSource):
 
     @classmethod
     def recognise(cls, path: Path) -> str | None:
-        """A schema file, or a folder with `schema.json` or `schema.yaml`, but for npy files."""
+        """A schema file, or a folder with `schema.json` or `schema.yaml` and without npy files."""
         if path.is_dir():
             if typed_file(path) is not None:
                 return None
@@ -154,7 +154,7 @@ def _tables(schema: Path, where: str, rows: _Rows) -> TableSequence:
 
 
 def _matches(folder: Path, where: str, pattern: str) -> Sequence[Path]:
-    """Files of a pattern, by name; a folder stands for the tables in it."""
+    """Files that match a pattern, sorted by name; a folder stands for the tables in it."""
     path = folder / pattern
     if path.is_dir():
         found = sorted(p for p in path.iterdir() if is_table(p))
@@ -271,7 +271,7 @@ def _dgl_tables(folder: Path, separator: str, name: str) -> TableSequence:
 
 
 def _others(tables: TableSequence, graph: str, ids: tuple[str, ...]) -> list[str]:
-    """Columns that become arrays; those without a name are what pandas writes for row numbers."""
+    """Columns that become arrays.  Those without a name are row numbers written by pandas."""
     if graph in tables.names:
         raise BadInput.at(
             f"{tables.where}: header", f"a column {graph!r}, of many graphs", "one graph",

@@ -1,4 +1,4 @@
-"""Graphs whose nodes and edges are rows of tables: what every layout of tables has in common."""
+"""Graphs whose nodes and edges are rows of tables: the common part of all table layouts."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -30,16 +30,16 @@ from preprocess.sources.columns import (
 from preprocess.sources.columns import Splits as SplitColumns
 from preprocess.sources.source import EdgePieces, Owner, Rows, Source, SourceRows
 
-KEY = "key"  # the array of a type that holds its owner's integer ids
+KEY = "key"  # the array of a type that holds the user's integer ids
 _INT64 = np.dtype(np.int64)
 
 
 class TabularSource(Source):
-    """A `Source` that is `Preparable`: ids of nodes are mapped, splits are listed.
+    """A `Source` that is `Preparable`: it maps ids of nodes, and lists splits.
 
-    Node i is row i of its tables; without tables, the i-th that edges name: relation by relation,
-    all sources, then all targets.  Integer ids that are not 0, 1, 2, ... come as the array "key";
-    texts go to a file beside the store.  Raises BadInput.
+    Node i is row i of its tables or, without tables, the i-th node that appears in edges: relation
+    by relation, all sources, then all targets.  Integer ids other than 0, 1, 2, ... are stored as
+    the array "key"; texts go to a file beside the store.  Raises BadInput.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class TabularSource(Source):
         edges: Sequence[EdgeTables],
         described: Sequence[Path],
     ) -> None:
-        """`described` are the files that say what the tables are."""
+        """`described`: the files that describe the tables."""
         super().__init__(where)
         self._node_tables, self._edge_tables = tuple(nodes), tuple(edges)
         self._check_names()
@@ -70,12 +70,12 @@ class TabularSource(Source):
             self._open(f"edges-{i}", ends, edge, edge.tables, count, edge.src_key, edge.dst_key)
 
     def prepare(self, preparation: Preparation) -> None:
-        """Map the ids of every type, count every relation, list every split."""
+        """Map the ids of every type, count the edges of every relation, list every split."""
         self._num_nodes.clear()
         self._splits.clear()
         self._ids.prepare(preparation)
         for node in self._node_tables:
-            held = self._arrays.get(node.name, [])  # with the keys, if it was prepared before
+            held = self._arrays.get(node.name, [])  # has the keys if it was prepared before
             if self._ids.kind(node.name) == INTEGERS and Rows not in map(type, held):
                 where = node.tables.where if node.tables is not None else self.where
                 form = SourceRows(
@@ -97,7 +97,7 @@ class TabularSource(Source):
                 self.add_split(owner, MadeRows(form, preparation.folder / files[split]))
 
     def write_keys(self, folder: Path, progress: Progress) -> None:
-        """`<type>.parquet` for each type with texts: a column "key", a row a node in order."""
+        """Write `<type>.parquet` for each type with text ids: a column "key" in node order."""
         for name, num_nodes in self.num_nodes.items():
             if self._ids.kind(name) != TEXTS:
                 continue
@@ -113,7 +113,7 @@ class TabularSource(Source):
 
     @property
     def num_nodes(self) -> dict[str, int]:
-        """Of each type; of one that edges name at most so many, until it is prepared."""
+        """Nodes of each type; until prepared, an upper bound for types without tables."""
         for node in self._node_tables:
             if node.name not in self._num_nodes:
                 self._num_nodes[node.name] = self._ids.num_nodes(node.name)
@@ -123,7 +123,7 @@ class TabularSource(Source):
         self, name: str, owner: Owner, held: NodeTables | EdgeTables, tables: TableSequence,
         num_rows: partial[int], *keys: str,
     ) -> None:  # fmt: skip
-        """Every column that is named is there, and holds what is wanted of it."""
+        """Add the arrays and splits of tables, and check that every named column exists."""
         self.add_files(*tables.paths)
         for columns in held.features:
             self.add_array(owner, TableArray(tables, columns, num_rows))
@@ -158,7 +158,7 @@ class TabularSource(Source):
 
 
 class _RowEdges:
-    """The edges of a relation, a row of its tables each."""
+    """The edges of a relation, one for each row of its tables."""
 
     def __init__(self, ids: NodeIds, number: int, edge: EdgeTables) -> None:
         self.path, self.where = edge.tables.paths[0], edge.tables.where
@@ -176,7 +176,7 @@ class _RowEdges:
 
 
 def _integers(ids: NodeIds, node_type: str, count: int) -> Iterator[NDArray[Any]]:
-    """What the owner calls the nodes of a type, at most `count` at a time."""
+    """The user's integer ids of the nodes of a type, at most `count` at a time."""
     for keys in ids.keys(node_type):
         values = keys.data.view(np.int64)
         for first in range(0, values.size, count):
@@ -190,7 +190,7 @@ def key_file(node_type: str) -> str:
 def _write_splits(
     folder: Path, files: dict[str, str], tables: TableSequence, splits: SplitColumns
 ) -> Facts:
-    """A file of row numbers for each split; returns how many each has, of those that have some."""
+    """Write a file of row numbers for each split; returns the counts of non-empty splits."""
     counts: dict[str, int] = {}
     for file in files.values():
         (folder / file).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Edges, rows and lists of ids in text without a header, as OGB and GraphBolt have them."""
+"""Edges, rows and lists of ids in text without a header, for the layouts of OGB and GraphBolt."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -20,7 +20,7 @@ class TextEdges:
     """A line "source,target" for each edge.  Raises BadInput."""
 
     def __init__(self, path: Path, num_edges: int | None = None, says: str = "") -> None:
-        """`num_edges` is what the file `says` has; None: the lines are counted."""
+        """`num_edges`: the number given in the file `says`; None: count the lines."""
         self.path, self.where, self._says = path, str(path), says
         self._table = Table(path, "csv", ",", header=False)
         self._known = num_edges if path.stat().st_size or num_edges is not None else 0
@@ -47,7 +47,7 @@ class TextEdges:
 
 
 class TextRows:
-    """A line of numbers for each row: int64 where all columns are, else float32."""
+    """A line of numbers for each row: int64 if all columns are integers, else float32."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class TextRows:
         main: bool = False,
         dtype: np.dtype[Any] | None = None,
     ) -> None:
-        """`says` is the file that has the number of rows; `main`: one column is a row of one."""
+        """`says`: file with the number of rows; `main`: a single column has row_shape (1,)."""
         self.name, self.path, self._says = name, path, says
         self._table = Table(path, header=False)
         width = len(self._table.names)
@@ -77,7 +77,7 @@ class TextRows:
         _check_count(self._table, done, form.num_rows, self._says, ended=True)
 
     def _seen_dtype(self) -> np.dtype[Any]:
-        """By the first piece of the text."""
+        """The dtype inferred from the first piece of the text."""
         held = self._table.look()
         for name, kind in held.items():
             if kind not in (INTEGER, ColumnType(_FLOAT32)):
@@ -87,7 +87,7 @@ class TextRows:
 
 
 class TextIds:
-    """A split: a node on each line."""
+    """A split: a node id on each line."""
 
     def __init__(self, name: str, path: Path, num_nodes: int, owner: str = NODE) -> None:
         self.name, self.path, self._num_nodes, self._owner = name, path, num_nodes, owner
@@ -96,11 +96,11 @@ class TextIds:
 
     @cached_property
     def form(self) -> SourceRows:
-        """What it is; the text is parsed once to count it."""
+        """Shape and dtype; the text is parsed once to count the ids."""
         return SourceRows(self.name, _INT64, (), self._table.num_rows(), "dense", str(self.path))
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Ids in order, checked: a message names their line."""
+        """Checked ids in order; error messages name the line."""
         done = 0
         for (ids,) in self._table.arrays({"0": INTEGER}, count):
             check_ids(ids, self._num_nodes, self._owner, lambda _, row: self._table.place(row),

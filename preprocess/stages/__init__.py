@@ -1,1 +1,1 @@
-"""The stages of an ingest, one module each, every one within the memory budget."""
+"""The algorithms of the ingest stages, one module each, all within the memory budget."""

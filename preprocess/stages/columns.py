@@ -1,4 +1,4 @@
-"""All columns of a graph between two stages: in memory where they fit, else in one file."""
+"""All columns of a graph, kept between two stages: in memory if they fit, else in one file."""
 
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -22,7 +22,7 @@ _MIN_READ, _MOST_READ = 1 << 12, 1 << 20  # edges
 
 
 class ColumnFile(Closing):
-    """Degrees, sources and, in memory, edge ids of columns 0, 1, ...; a file is its owner's."""
+    """Degrees, sources and, in memory, edge ids of columns 0, 1, ...; the caller owns the file."""
 
     def __init__(
         self, path: Path | None, num_nodes: int, num_edges: int = 0, edge: str | None = None
@@ -52,11 +52,11 @@ class ColumnFile(Closing):
 
     @property
     def held_bytes(self) -> int:
-        """Of edges in memory."""
+        """Bytes of the edges in memory."""
         return self.sources.nbytes + self.edge_ids.nbytes
 
     def append(self, columns: WholeColumns) -> None:
-        """The next columns, or more edges of the last one; sources of 32 bits."""
+        """Append the next columns, or more edges of the last one; sources have 32 bits."""
         first, at, size = columns.first, self.num_edges, columns.sources.size
         self.degrees[first : first + columns.degrees.size] += columns.degrees.astype(np.uint32)
         if self._file is not None:
@@ -84,7 +84,7 @@ class ColumnFile(Closing):
                 yield from ahead
 
     def close(self) -> None:
-        """Forget what is in memory, close the file."""
+        """Free the memory, and close the file."""
         self.sources, self.edge_ids = np.empty(0, np.uint32), np.empty(0, self.edge_ids.dtype)
         self.degrees, self.starts = np.empty(0, np.uint32), np.empty(0, np.int64)
         if self._file is not None:
@@ -94,7 +94,7 @@ class ColumnFile(Closing):
 def scan_columns(
     columns: ColumnFile, name: str, share: int, progress: Progress
 ) -> Generator[NDArray[Any]]:
-    """All sources, some at a time, also where they are in memory: a step of that name."""
+    """Yield all sources, some at a time even if they are in memory, as a progress step `name`."""
     step = max(_MIN_READ, min(_MOST_READ, share // 32))
     with progress.stage(name, columns.num_edges, "edges") as stage:
         for piece in columns.read(0, columns.num_edges, step):
@@ -105,18 +105,18 @@ def scan_columns(
 
 
 class Renaming(NamedTuple):
-    """How columns by source id become edges again."""
+    """How `renamed_edges` turns columns back into edges."""
 
     rank: NDArray[np.uint32]  # (num_nodes,) new id of each node
-    base: int = 0  # new id of the first column: targets count from there
-    both_ways: bool = False  # each edge comes turned round, too
-    marked: bool = False  # sources are twice their id, and 1 more in edges that were turned round
+    base: int = 0  # new id of the first column, subtracted from targets
+    both_ways: bool = False  # whether each edge is also yielded reversed
+    marked: bool = False  # whether sources are twice their id, plus 1 in reversed edges
 
 
 def renamed_edges(
     columns: ColumnFile, names: Renaming, share: int, progress: Progress, span: range | None = None
 ) -> Iterator[RawEdges]:
-    """Edges of columns, both ends renamed; those of a span, or all."""
+    """Edges of columns with both ends renamed; those of a span, or all."""
     fold = 1 + names.both_ways
     each = 4 * (1 + COPIES) + FILLERS * (4 + fold * RECORD_BYTES)
     step = max(_MIN_READ, min(1 << 19, share // each))

@@ -1,8 +1,8 @@
 """Edges in any order -> columns in order: a bucketed external counting sort.
 
-How many edges each target gets is known, so targets are cut into ranges whose edges can be sorted
-in the memory given.  Edges go to the bucket of their target, in memory where all fit, else into one
-file, and each bucket is sorted by (target, source, edge id).  No step holds the edge list.
+The number of edges of each target is known, so targets are divided into ranges whose edges can be
+sorted in the given memory.  Edges go to the bucket of their target, in memory if all fit, else in
+one file, and each bucket is sorted by (target, source, edge id).  No step holds the edge list.
 """
 
 from collections import deque
@@ -37,13 +37,13 @@ from preprocess.pipeline.progress import Progress
 from preprocess.sources.source import Source, SourceRelation
 
 FILLERS = 3  # threads that bring edges into buckets
-# a record and what becomes of it in a thread: its fields 24, bucket 4, key and id 16
+# memory of a record in a thread: its fields 24, bucket 4, key and id 16
 RECORD_BYTES = 44
-_READ_EDGE_BYTES = 16  # an edge of the source: as it is read, converted, and for each thread
-_SORTERS = 3  # buckets that are sorted at the same time
-COLUMN_BYTES = 16  # a column, while its bucket is sorted
+_READ_EDGE_BYTES = 16  # an edge of the source, in each copy: read, converted, and in each thread
+_SORTERS = 3  # threads that sort a bucket each
+COLUMN_BYTES = 16  # memory of a column while its bucket is sorted
 BUCKET_BYTES = 32 << 20  # larger buckets are not faster to sort ...
-_MOST_BUCKETS = 512  # ... but many mean small writes
+_MOST_BUCKETS = 512  # ... but too many buckets cause small writes
 _GUIDE_BITS = 14
 _MOST_CHUNK = 1 << 19  # edges
 
@@ -51,22 +51,22 @@ _MOST_CHUNK = 1 << 19  # edges
 class WholeColumns(NamedTuple):
     """Consecutive whole columns; valid until the next ones are made."""
 
-    first: int  # node of the first
+    first: int  # node of the first column
     degrees: NDArray[np.int64]
     sources: NDArray[Any]  # ascending in a column
-    edge_ids: NDArray[Any] | None  # where edges are equal, ascending
+    edge_ids: NDArray[Any] | None  # ascending among equal edges
 
 
 class RawEdges(NamedTuple):
     """Edges as they are read; valid until the next step."""
 
     arrays: Arrays
-    make: Callable[[Arrays, Records], Records]  # out of a copy of `arrays`, in the room given
-    most: int  # records that `make` needs room for
+    make: Callable[[Arrays, Records], Records]  # converts a copy of `arrays`, in the given memory
+    most: int  # records that the memory given to `make` must hold
 
 
 def ready(records: Records) -> RawEdges:
-    """Edges that are records already."""
+    """Wrap edges that are records already."""
     return RawEdges(tuple(records), lambda read, _: Records(*read), 0)
 
 
@@ -75,49 +75,49 @@ class Widths:
     """Dtypes and bits of the ids of a graph."""
 
     node: str  # dtype of node ids in the columns
-    edge: str | None  # of edge ids; None: they are not kept
-    node_bits: int  # any node id fits
-    edge_bits: int  # any edge id fits; 0 where they are not kept
+    edge: str | None  # dtype of edge ids; None: they are not kept
+    node_bits: int  # bits of a node id
+    edge_bits: int  # bits of an edge id; 0 if they are not kept
 
     @classmethod
     def of(cls, node: str, num_nodes: int, edge: str | None, num_edges: int) -> "Widths":
-        """`num_edges`: of the source; a reverse has an id up to twice that."""
+        """`num_edges`: edges of the source; reverses have ids up to twice that."""
         bits = max(1, (2 * num_edges - 1).bit_length()) if edge else 0
         return cls(node, edge, max(1, (num_nodes - 1).bit_length()), bits)
 
     @property
     def key_bytes(self) -> int:
-        """An edge in a bucket."""
+        """Bytes of an edge in a bucket."""
         return 8 + (np.dtype(self.edge).itemsize if self.edge else 0)
 
     @property
     def parts(self) -> list[tuple[Any, int]]:
-        """Dtype and width of what an edge is in a bucket: a key, and an edge id if it has one."""
+        """(dtype, width) of the parts of an edge in a bucket: a key, and an edge id if kept."""
         return [(np.uint64, 1), *([(self.edge, 1)] if self.edge else [])]
 
     @property
     def sort_bytes(self) -> int:
-        """An edge while its bucket is sorted, what is in the bucket included."""
+        """Bytes of an edge while its bucket is sorted, those in the bucket included."""
         words = 0 if self.edge is None else 24 if self.too_wide else 8
         return self.key_bytes + words + self.column_bytes
 
     @property
     def column_bytes(self) -> int:
-        """An edge in a column."""
+        """Bytes of an edge in a column."""
         return np.dtype(self.node).itemsize + self.key_bytes - 8
 
     @property
     def too_wide(self) -> bool:
-        """A source and an edge id do not fit one word: the slow sort is for these."""
+        """Whether a source and an edge id do not fit in one word, so that the slow sort is used."""
         return self.node_bits + self.edge_bits > 64
 
     @property
     def column_bits(self) -> int:
-        """What a word has left for a column, beside source and edge id."""
+        """Bits left for a column in a word beside source and edge id."""
         return min(62, 64 - self.node_bits - self.edge_bits)
 
     def num_groups(self, num_columns: int) -> int:
-        """Groups of columns that differ in more than these bits."""
+        """Number of groups of 2**column_bits columns."""
         return -(-num_columns >> self.column_bits) if num_columns else 0
 
 
@@ -130,9 +130,9 @@ def source_edges(
     progress: Progress,
     span: range | None = None,
 ) -> Iterator[RawEdges]:
-    """The source's edges: ends will be renamed, and the reverses added that are asked for.
+    """Read the source's edges; `make` renames their ends and adds reverses, as `ends` says.
 
-    span   of the edges to read; None: all
+    span   range of the edges to read; None: all
     """
     fold = 2 if ends.undirected else 1
     each = (2 + FILLERS) * _READ_EDGE_BYTES + FILLERS * fold * RECORD_BYTES
@@ -164,12 +164,12 @@ def sorted_columns(
 ) -> Generator[WholeColumns]:
     """All columns in order, neighbors ascending by (source, edge id).
 
-    records  a quarter of `share` is theirs
-    counts   uint32 (num_nodes,)   records of each target, exactly
+    records  may use a quarter of `share`
+    counts   uint32 (num_nodes,)   exact number of records of each target
     work     an existing folder for the file of buckets
 
-    Where buckets are cut follows memory; the columns do not.  The longest column must fit three
-    quarters of `share`: `plan.check_longest`.
+    The bounds of buckets depend on the memory; the columns do not.  The longest column must fit in
+    three quarters of `share`: `plan.check_longest`.
     """
     total = int(counts.sum(dtype=np.int64))
     longest = int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES
@@ -195,7 +195,7 @@ def _sort_buckets(
     drop_equal: bool,
     room: int,
 ) -> Generator[WholeColumns]:
-    """Columns of all buckets in order, some sorted ahead: as many as `room` bytes hold."""
+    """Columns of all buckets in order; as many buckets are sorted ahead as `room` bytes hold."""
     each = sizes * widths.sort_bytes + np.diff(bounds) * COLUMN_BYTES
     usual = room // _SORTERS
     free: list[ColumnSorter] = []
@@ -217,7 +217,7 @@ def _sort_buckets(
             yield future.result()
             taken -= need
             if need <= usual:
-                free.append(sorter)  # else its memory is too much to keep
+                free.append(sorter)  # a larger one would hold too much memory
             del future, sorter
     finally:
         pool.shutdown(cancel_futures=True)
@@ -232,9 +232,9 @@ def cut_buckets(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Ranges of columns that can be sorted in `room` bytes: (bounds, edges of each), int64.
 
-    `at_once` of them, where no column is too long for that.  Smaller ones than would fit are
-    faster; the longest column, which must fit, is the minimum.  Of `usual_bytes` each, where that
-    does not make too many.
+    `at_once` ranges fit at the same time, unless the longest column, which must fit alone, is too
+    long for that.  A range takes at most `usual_bytes`, as smaller ones are faster, unless that
+    makes too many of them.
     """
     longest = int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES
     assert longest <= room
@@ -250,7 +250,7 @@ def fill_buckets(
     buckets: Buckets,
     fillers: int = FILLERS,
 ) -> None:
-    """Edges to the bucket of their target, in no order; `fillers`: threads."""
+    """Put edges into the bucket of their target, in no order; `fillers`: number of threads."""
     num_nodes = int(bounds[-1])
     shift = max(0, (num_nodes - 1).bit_length() - _GUIDE_BITS)
     cells = np.arange((num_nodes >> shift) + 1, dtype=np.int64) << shift
@@ -269,19 +269,19 @@ def fill_buckets(
 
 
 class _Filler:
-    """Brings pieces of edges into the order of their buckets, in memory that it keeps."""
+    """Groups pieces of edges by bucket, in memory that it reuses."""
 
     def __init__(self, widths: Widths, num_bounds: int) -> None:
         self._widths = widths
-        self.starts = np.empty(num_bounds, np.int64)  # of each bucket, in the last piece
+        self.starts = np.empty(num_bounds, np.int64)  # start of each bucket in the last piece
         self._records = Records(*(np.empty(0, np.int64) for _ in range(3)))
         self._bucket, self._keys = np.empty(0, np.uint32), np.empty(0, np.uint64)
         self._ids = np.empty(0, np.dtype(widths.edge or "uint32"))
 
     def group(self, arrays: Arrays, raw: RawEdges, cuts: Cuts) -> list[NDArray[Any]]:
-        """Keys and, where they are kept, ids by bucket; `starts` says where each begins.
+        """Keys and, if kept, ids, grouped by bucket; sets `starts` to the start of each bucket.
 
-        arrays   of `raw`
+        arrays   a copy of those of `raw`
         """
         has_ids = self._widths.edge is not None
         if self._records.dst.size < raw.most:
@@ -301,10 +301,10 @@ class _Filler:
 
 
 class ColumnSorter:
-    """Makes columns out of edges that are all of some consecutive targets.
+    """Sorts all edges of some consecutive targets into columns.
 
-    What it gives is valid until it is asked again: memory is reused, because fresh pages cost more
-    than sorting.
+    A result is valid until the next call: memory is reused, because fresh pages cost more than
+    sorting.
     """
 
     def __init__(self, widths: Widths, drop_equal: bool) -> None:
@@ -312,10 +312,10 @@ class ColumnSorter:
         self._sources = np.empty(0, np.dtype(widths.node))
         self._ids = np.empty(0, np.dtype(widths.edge or "uint32"))
         self._values = np.empty(0, np.uint64)
-        self._taken = [aligned_buffer(0) for _ in range(2)]  # from the file of buckets
+        self._taken = [aligned_buffer(0) for _ in range(2)]  # parts read from the file of buckets
 
     def from_buckets(self, buckets: Buckets, bucket: int, first: int, last: int) -> WholeColumns:
-        """Columns [first, last): those of a bucket."""
+        """Columns [first, last), which are those of a bucket."""
         taken: list[NDArray[Any]] = []
         for part in range(2 if self._widths.edge else 1):
             need = buckets.scratch_bytes(part, buckets.filled(bucket))
@@ -327,7 +327,7 @@ class ColumnSorter:
     def from_bucket(
         self, keys: NDArray[np.uint64], ids: NDArray[Any] | None, first: int, last: int
     ) -> WholeColumns:
-        """Columns [first, last) from `group_edges`; `keys` is scratch then."""
+        """Columns [first, last) from the output of `group_edges`; `keys` is overwritten."""
         widths, num_columns = self._widths, last - first
         if widths.too_wide:
             assert ids is not None
@@ -352,7 +352,7 @@ class ColumnSorter:
     def from_values(
         self, values: NDArray[np.uint64], starts: NDArray[np.int64], first: int, num_columns: int
     ) -> WholeColumns:
-        """Columns from edges as words, by group of columns; sorts them in place."""
+        """Columns from edges as words, grouped by columns; sorts the words in place."""
         widths = self._widths
         for low, high in pairwise(starts.tolist()):
             values[low:high].sort()

@@ -1,8 +1,8 @@
-"""Between the order of the source and that of the blocks, by edge id.
+"""Map edges between the order of the source and that of the blocks, by edge id.
 
-`EdgePlaces`: edge ids come in the order of the blocks; where each edge has gone is written by id.
+`EdgePlaces` takes edge ids in block order, and writes the position of each edge by id.
 `rows_by_id` brings edges and their arrays back into the order of ids.  Both use buckets by range of
-ids, each put in order in memory: nothing is written at random.
+ids, each put in order in memory, so nothing is written at random.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,18 +19,18 @@ from preprocess.files.buckets import Buckets, passing_bytes
 from preprocess.kernels.rows import group_places
 from preprocess.pipeline.progress import Progress
 
-_STEP = 1 << 18  # edges looked at together
-_LOCAL = np.dtype(np.uint32)  # an id in its bucket
+_STEP = 1 << 18  # edges processed together
+_LOCAL = np.dtype(np.uint32)  # dtype of an id inside its bucket
 
 
 class EdgePlaces(ExitStack):
-    """Collects places, then writes them.  A context manager."""
+    """Collects the positions of edges, then writes them by id.  A context manager."""
 
     def __init__(self, num_ids: int, dtype: str, share: int, work: Path) -> None:
-        """`dtype`: of places, uint32 or uint64; its largest number means: not stored."""
+        """`dtype`: of positions, uint32 or uint64; its largest number means "not stored"."""
         super().__init__()
         self._num_ids, self._dtype = num_ids, np.dtype(dtype)
-        each = 4 + 2 * self._dtype.itemsize  # a bucket, and its places in order
+        each = 4 + 2 * self._dtype.itemsize  # an entry of a bucket, and its position in order
         self._step = max(1, min(_STEP, share // 4 // 40))
         self._per_bucket = max(1, min(share // 2 // each, max(num_ids, 1), 2**32 - 1))
         self._num_buckets = -(-num_ids // self._per_bucket)
@@ -43,7 +43,7 @@ class EdgePlaces(ExitStack):
         self._done = 0
 
     def append(self, edge_ids: NDArray[Any]) -> None:
-        """Ids of the edges that come next."""
+        """Append the ids of the next edges in block order."""
         for first in range(0, edge_ids.size, self._step):
             ids = edge_ids[first : first + self._step]
             order = np.empty(ids.size, np.int64)
@@ -54,7 +54,7 @@ class EdgePlaces(ExitStack):
             self._done += ids.size
 
     def write(self, path: Path) -> None:
-        """The file of places: one for each id."""
+        """Write the file of positions, one for each id."""
         path.unlink(missing_ok=True)
         self._buckets.finish()
         with ArrayFile(path, self._dtype) as file:
@@ -68,11 +68,11 @@ class EdgePlaces(ExitStack):
 def placed_rows(
     pieces: Iterator[NDArray[Any]], places: ArrayFile, num_edges: int
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """Rows of a source, one an edge, each with the places that it goes to.
+    """(rows, their positions) of an edge array of a source.
 
-    places   by edge id: of the source's edges, then of their added reverses where there are any
+    places   positions by edge id: of the source's edges, then of added reverses if there are any
 
-    A row may come twice, with its edge and with its reverse, or not at all.
+    A row is yielded for its edge and for its reverse, if they are stored: 0, 1 or 2 times.
     """
     nowhere = np.iinfo(places.dtype).max
     done = 0
@@ -88,7 +88,7 @@ def placed_rows(
             done += piece.shape[0]
 
 
-# (ids, of each part the rows (rows,) or (rows, width)); valid until the next step
+# (ids, rows of each part: (rows,) or (rows, width)); valid until the next step
 Identified = Iterator[tuple[NDArray[Any], Sequence[NDArray[Any]]]]
 RowParts = Sequence[tuple[np.dtype[Any], int]]  # dtype and width of each part
 Pieces = Iterator[tuple[int, NDArray[Any]]]
@@ -108,14 +108,14 @@ def rows_by_id(
     num_rows  of `pieces`, for progress
     work      an existing folder for the file of buckets
 
-    Returns how many there are, and for each range of ids each part in turn: (its number, (rows,
-    width)).  The generator must be begun.
+    Returns the number of rows, and a generator of (part, (rows, width)): for each range of ids each
+    part in turn.  The generator must be started, as it closes the buckets.
     """
     sizes = [dtype.itemsize * width for dtype, width in parts]
     each = _LOCAL.itemsize + sum(sizes)
     in_memory = not passing_bytes(num_ids, each, share)
     room = share // 4 if in_memory else share // 2
-    taken = 8 + sum(sizes) + 2 * max(sizes)  # of a bucket, while it is put in order
+    taken = 8 + sum(sizes) + 2 * max(sizes)  # memory of a row while its bucket is put in order
     per_bucket = max(1, min(room // taken, max(num_ids, 1), 2**32 - 1))
     bounds = np.minimum(np.arange(-(-num_ids // per_bucket) + 1) * per_bucket, num_ids)
     kinds = [(_LOCAL, 1), *parts]
@@ -140,7 +140,7 @@ def _fill(
     starts, kept = np.empty(-(-num_ids // per_bucket) + 1, np.int64), 0
     with progress.stage("bucket edges", num_rows, "edges") as stage:
         for ids, values in pieces:
-            listed = np.flatnonzero(ids < num_ids)  # added reverses have ids from there on
+            listed = np.flatnonzero(ids < num_ids)  # added reverses have ids from `num_ids` on
             order = np.empty(listed.size, np.int64)
             group_places(ids[listed], per_bucket, starts, order)
             local = (ids % ids.dtype.type(per_bucket)).astype(_LOCAL)

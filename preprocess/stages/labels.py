@@ -1,10 +1,10 @@
-"""Labels: what they are, which nodes have one, seeded splits of those nodes, and their classes.
+"""Labels: their dtype, the labelled nodes, seeded splits of these, and classes for partitioning.
 
-For partitioning a class is a number for each training label, and one for all other nodes.  A
-training node without a label is of a class of its own.  Of several labels it is the rarest among
-training nodes, then the first column, that counts: balancing it spreads what is hardest to spread.
-Labels that are no classes (other floats than whole ones, more than MOST_CLASSES values) are one
-class.
+Partitioning balances classes: one for each label of training nodes, and one for all other nodes.
+Training nodes without a label have a class of their own.  A node with several labels belongs to the
+one that is rarest among training nodes, of equals the first column: the rarest label is the hardest
+to spread evenly.  Labels that are not classes (floats that are not whole numbers, or more than
+MOST_CLASSES values) form a single class.
 """
 
 import math
@@ -21,12 +21,12 @@ from preprocess.ingest.contents import SPLITS, Contents, TypeContents
 from preprocess.sources.source import Source, SourceRows
 from preprocess.stages.rows import source_chunk
 
-_EXACT = 2.0**53  # whole numbers up to here are floats, each of its own
+_EXACT = 2.0**53  # float64 represents every whole number up to here exactly
 _STEP = 1 << 16  # nodes, a multiple of 8
-_PURPOSE = 0x5370_6C69  # of the key: no other draw has it
-_SPLIT_IDS = 1 << 16  # looked at together
+_PURPOSE = 0x5370_6C69  # part of the random key that no other draw uses
+_SPLIT_IDS = 1 << 16  # read at a time
 MOST_CLASSES = 4096  # of a type
-_MOST_OF_ALL = (1 << 16) - 2  # classes of all types fit uint16, with the one of other nodes
+_MOST_OF_ALL = (1 << 16) - 2  # with the class of other nodes, classes of all types fit in uint16
 
 Pieces = Callable[[], Iterator[NDArray[Any]]]
 
@@ -38,7 +38,7 @@ def label_dtype(rows: SourceRows, whole: bool) -> str:
 
 
 def are_whole(source: Source, rows: SourceRows, share: int) -> bool:
-    """Whether float labels are classes: whole numbers, and NaN where there is none."""
+    """Whether float labels are classes: whole numbers, or NaN for nodes without a label."""
     for piece in source.rows(rows, source_chunk(rows, share)):
         values = piece[~np.isnan(piece)].astype(np.float64)
         if not ((np.abs(values) < _EXACT) & (values == np.floor(values))).all():
@@ -49,7 +49,7 @@ def are_whole(source: Source, rows: SourceRows, share: int) -> bool:
 def label_pieces(
     source: Source, rows: SourceRows, dtype: str, share: int
 ) -> Iterator[NDArray[Any]]:
-    """Labels in the source's order, as stored: of classes, -1 for NaN.
+    """Labels in the source's order, as stored; NaN becomes -1 if they are classes.
 
     Raises BadInput: a number that float32 cannot hold.
     """
@@ -71,14 +71,14 @@ def label_pieces(
 
 
 def have_labels(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether each node has a label, or one of its row of labels: other than -1 and NaN."""
+    """Whether each node has a label other than -1 and NaN; in a row of labels one is enough."""
     known = ~np.isnan(rows) if rows.dtype.kind == "f" else rows != -1
     found: NDArray[np.bool_] = known.reshape(rows.shape[0], -1).any(axis=1)
     return found
 
 
 def labelled_bits(source: Source, rows: SourceRows, dtype: str, share: int) -> NDArray[np.uint8]:
-    """A bit a node, packed: it has a label; a byte a node while they are looked at."""
+    """A packed bit for each node: whether it has a label.  Takes a byte a node while reading."""
     flags, done = np.zeros(rows.num_rows, np.bool_), 0
     for piece in label_pieces(source, rows, dtype, share):
         flags[done : done + piece.shape[0]] = have_labels(piece)
@@ -89,8 +89,8 @@ def labelled_bits(source: Source, rows: SourceRows, dtype: str, share: int) -> N
 def seeded_ids(
     bits: NDArray[np.uint8], num_nodes: int, total: int, places: tuple[int, int], key: int
 ) -> Iterator[NDArray[np.int64]]:
-    """Ids of a split, ascending: those labelled nodes whose places in a keyed permutation of all
-    `total` are in `places`, (first, stop).
+    """Ids of a seeded split, ascending: the labelled nodes whose positions in a keyed permutation
+    of all `total` labelled nodes lie in `places`, (first, stop).
     """
     low, high = places
     before = 0  # labelled nodes
@@ -104,25 +104,25 @@ def seeded_ids(
 
 
 def split_key(seed: int, type_number: int) -> int:
-    """Of the split of one type."""
+    """Key of the random split of one type."""
     return make_key(seed, _PURPOSE, type_number, 0, 0)
 
 
 class TrainingNodes(NamedTuple):
-    """Where training nodes of a type, and its labels, are read; each call reads them again."""
+    """Readers of a type's training nodes and labels; each call reads them from the beginning."""
 
     first: int  # number of the type's first node
     ids: Pieces  # of training nodes, by id in the type
-    labels: Pieces | None  # of all nodes of the type, -1 or NaN where there is none
+    labels: Pieces | None  # of all nodes of the type; -1 or NaN: no label
 
 
 class NodeClasses(NamedTuple):
     of_node: NDArray[np.uint16]  # (num_nodes,)
-    num_classes: int  # of training nodes; the next number is that of other nodes
+    num_classes: int  # classes of training nodes; other nodes have class `num_classes`
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Nodes of each class, those of other nodes last."""
+        """Number of nodes of each class; the class of other nodes is the last."""
         total = np.zeros(self.num_classes + 1, np.int64)
         for first in range(0, self.of_node.size, _STEP):
             total += np.bincount(self.of_node[first : first + _STEP], minlength=total.size)
@@ -136,10 +136,10 @@ def source_classes(
     share: int,
     seeded: Callable[[TypeContents], Pieces | None],
 ) -> NodeClasses:
-    """Those of a source's training nodes.
+    """Classes of a source's nodes.
 
-    label_dtypes  of stored labels by type, where they are known better than from the header
-    seeded        reads the training nodes of a seeded split of a type; None: it has none
+    label_dtypes  dtypes of stored labels by type, if they differ from those of the header
+    seeded        returns a reader of a type's training nodes in a seeded split; None: no such split
     """
     parts = []
     for t in contents.types:
@@ -157,7 +157,7 @@ def source_classes(
 
 
 def read_classes(parts: list[TrainingNodes], num_nodes: int) -> NodeClasses:
-    """Two reads of the labels; 2 bytes a node, and what is looked at."""
+    """Find the classes in two reads of the labels; takes 2 bytes a node, and buffers."""
     of_node = np.zeros(num_nodes, np.uint16)
     count = 0
     for part in parts:
@@ -173,7 +173,7 @@ def read_classes(parts: list[TrainingNodes], num_nodes: int) -> NodeClasses:
 
 
 def _number(part: TrainingNodes, of_node: NDArray[np.uint16], before: int) -> int:
-    """Nodes of a type that are marked with 1 get before + 1, ...; returns how many numbers."""
+    """Give the nodes marked 1 in a type numbers from before + 1 on; returns how many are used."""
     found = None if part.labels is None else _values(part.labels, of_node, part.first)
     if found is None or part.labels is None or before + found.size > _MOST_OF_ALL:
         for ids in part.ids():
@@ -187,7 +187,7 @@ def _number(part: TrainingNodes, of_node: NDArray[np.uint16], before: int) -> in
         train = np.flatnonzero(here)
         rows = _flat(piece)[train]
         is_rows = rows.shape[1] > 1
-        if is_rows:  # the first of the columns, the rarest first, that is positive
+        if is_rows:  # the rarest positive column
             marked = rows[:, found] > 0
             numbers = np.where(marked.any(axis=1), marked.argmax(axis=1), found.size)
         else:
@@ -200,7 +200,7 @@ def _number(part: TrainingNodes, of_node: NDArray[np.uint16], before: int) -> in
 
 
 def _close_gaps(of_node: NDArray[np.uint16], before: int, used: NDArray[np.bool_]) -> None:
-    """Numbers that no node has got are given to the following ones."""
+    """Renumber so that no number is unused."""
     if used[:-1].all() or not used.any():
         return
     renumbered = np.arange(before + 1 + used.size, dtype=np.uint16)
@@ -211,7 +211,7 @@ def _close_gaps(of_node: NDArray[np.uint16], before: int, used: NDArray[np.bool_
 
 
 def _values(labels: Pieces, of_node: NDArray[np.uint16], first: int) -> NDArray[Any] | None:
-    """Of training nodes: values that occur, or columns from the rarest on; None: one class."""
+    """Label values of training nodes, or columns from the rarest on; None: a single class."""
     values, positive = np.empty(0, np.int64), None
     for piece in labels():
         train = of_node[first : first + piece.shape[0]] != 0

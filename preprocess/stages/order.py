@@ -1,13 +1,13 @@
 """Orders of the nodes: functions of the graph and a seed alone.
 
-`degree`: by descending in-degree, ties by id.  `random`: a keyed permutation.  `bfs`, level by
-level: roots by descending in-degree, ties by id.  A level's new nodes stand in the order of (their
-earliest discoverer, id).  Where a level finds nothing, the next roots are taken: one at first,
-twice as many each time.  After MAX_LEVELS levels the rest keeps its order by id.  Isolated nodes
-come last.
+`degree`: by descending in-degree, ties by id.  `random`: a keyed permutation.  `bfs`: level by
+level.  Roots are taken by descending in-degree, ties by id; the new nodes of a level are ordered by
+(their earliest discoverer, id).  If a level finds no node, the next roots are taken: one at first,
+then twice as many each time.  After MAX_LEVELS levels the other nodes are ordered by id.  Isolated
+nodes come last.
 
-In memory a level is a walk over the columns of its frontier.  On disk it is a scan of all columns,
-or, where that is less to read, of the runs in which the frontier's columns lie.
+In memory a level visits the columns of its frontier.  On disk it scans all columns or, if that is
+less to read, the runs that contain the frontier's columns.
 """
 
 from typing import NamedTuple
@@ -34,14 +34,14 @@ from preprocess.pipeline.progress import Progress
 from preprocess.stages.columns import ColumnFile
 
 MAX_LEVELS = 4096
-_GAP_EDGES = (64 << 10) // 4  # what a scan reads in the time that another read takes
+_GAP_EDGES = (64 << 10) // 4  # edges that a scan reads in the time that one more read costs
 _MOST_STEP = 1 << 20  # edges read at a time
-_PURPOSE = 0x4F72_6465  # of the key: no other draw has it
+_PURPOSE = 0x4F72_6465  # part of the random key that no other draw uses
 _FEW = 32  # a level of at most 1/32 of the nodes is ordered by sorting, and may be read in runs
 
 
 class NodeOrder(NamedTuple):
-    """Where nodes go, uint32 (num_nodes,) each; ids in the source count through all types."""
+    """A new order of nodes, uint32 (num_nodes,) each; source ids are numbered across all types."""
 
     order: NDArray[np.uint32]  # source id of each store id
     rank: NDArray[np.uint32]  # store id of each source id
@@ -55,7 +55,7 @@ class NodeOrder(NamedTuple):
 
 
 def by_degree(degrees: NDArray[np.uint32], minimum: int = 0) -> NDArray[np.uint32]:
-    """Nodes of so many in-edges by descending in-degree, ties by id; 12 bytes a node beside."""
+    """Nodes of at least `minimum` in-edges, by descending in-degree, then id; 12 bytes a node."""
     keys = np.empty(degrees.size, np.uint64)
     keys = keys[: int(degree_keys(degrees, minimum, keys))]
     keys.sort()
@@ -76,13 +76,13 @@ def group_nodes(
     partition: NDArray[np.uint32] | None,
     num_partitions: int = 1,
 ) -> tuple[NodeOrder, NDArray[np.int64]]:
-    """Nodes type by type, in a type partition by partition, inside in the order given.
+    """Group nodes by type, then by partition; inside a group they keep the given order.
 
     order      uint32 (num_nodes,)   None: by id
     bounds     int64 (types + 1,)    first node of each type, then the end
-    partition  uint32 (num_nodes,)   None: one
+    partition  uint32 (num_nodes,)   None: a single partition
 
-    Returns the order, and where each (type, partition) begins, then the end: int64.
+    Returns the order, and the start of each (type, partition), then the end: int64.
     """
     num_nodes = int(bounds[-1])
     none = np.empty(0, np.uint32)
@@ -107,7 +107,7 @@ def breadth_first(columns: ColumnFile, share: int, progress: Progress) -> NDArra
     rank = np.full(num_nodes, UNSET, np.uint32)
     order = np.empty(num_nodes, np.uint32)
     step = max(1, min(_MOST_STEP, share // 32))
-    at, wanted, low, high = 0, 1, 0, 0  # low, high: places of the frontier
+    at, wanted, low, high = 0, 1, 0, 0  # the frontier is order[low:high]
     with progress.stage("breadth-first order", num_nodes, "nodes") as stage:
         for _ in range(MAX_LEVELS):
             if low == high:
@@ -138,7 +138,7 @@ def _place_level(
     order: NDArray[np.uint32],
     step: int,
 ) -> int:
-    """Places for the nodes that the frontier order[low:high] discovers; returns places given."""
+    """Place the nodes that the frontier order[low:high] discovers; returns the new end."""
     few = max(1, rank.size // _FEW)
     touched = order[high : high + few]
     count = 0
@@ -161,7 +161,7 @@ def _place_level(
 
 
 def _runs(columns: ColumnFile, frontier: NDArray[np.uint32], few: int) -> list[list[int]]:
-    """[first node, first edge, edges] of what to read for a frontier: runs, or everything."""
+    """What to read for a frontier, [first node, first edge, edges] each: runs, or everything."""
     everything = [[0, 0, columns.num_edges]]
     if frontier.size > few:
         return everything

@@ -1,15 +1,15 @@
-"""A partition of the nodes out of all columns of a graph, in memory or streamed.
+"""Partition the nodes, from all columns of a graph, in memory or streamed.
 
-Streaming partitioners place nodes in the order of their degree, and read all columns in each pass:
-columns are first brought into that order, with both ends renamed by it, in one external sort.  So a
-pass reads one file from begin to end, and partitions of the nodes that are asked for most lie
-together.  Memory beside that of the pieces is a few bytes a node and a number for each class in
-each partition, whatever the number of edges.
+Streaming partitioners place nodes by descending degree, and read all columns in each pass.  So an
+external sort first brings columns into that order, and renames both ends by it: a pass then reads
+one file from beginning to end, and the partitions of the most frequent nodes lie side by side.
+Besides the pieces, memory is a few bytes a node and a number for each class in each partition,
+whatever the number of edges.
 
-Nodes are drawn by the sources of their in-edges and, unless told otherwise, by the targets of their
-out-edges: of papers that cite nobody, say, or of authors that nothing points to.  Where as many
-edges leave each node as enter it the graph is taken for symmetric: in-edges tell everything then,
-and give the same partition.
+A node is attracted by the sources of its in-edges and, by default, by the targets of its out-edges:
+some nodes have only those, such as papers that cite nobody or authors that nothing points to.  If
+every node has as many out-edges as in-edges the graph is assumed to be symmetric, and in-edges
+alone are used, which give the same partition.
 """
 
 from contextlib import closing
@@ -46,15 +46,15 @@ from preprocess.stages.labels import NodeClasses
 from preprocess.stages.order import NodeOrder, at_random, by_degree
 
 _VISITED = "visited"  # temporary file of this stage
-_PURPOSE = 0x5061_7274  # of the key: no other draw has it
+_PURPOSE = 0x5061_7274  # part of the random key that no other draw uses
 
 
 class Partitioned(NamedTuple):
-    """A partition, and what there is to say about it."""
+    """A partition, and the report about it."""
 
     partition: NDArray[np.uint32]  # (num_nodes,)
     report: Partitioning
-    pass_edges: int  # that a pass has read; 0: it was not streamed
+    pass_edges: int  # edges that each pass read; 0 if it was not streamed
 
 
 def partition_nodes(
@@ -66,7 +66,7 @@ def partition_nodes(
     work: Path,
     progress: Progress,
 ) -> Partitioned:
-    """Find it.
+    """Find a partition by the method of `settings`.
 
     columns  of all nodes, by id
     share    bytes for sorting, reading and tables of classes
@@ -114,10 +114,10 @@ def _check_room(need: int, share: int, why: str) -> None:
 
 
 class Visits(Closing):
-    """Columns in the order in which nodes are visited, both ends by their places in it.
+    """Columns in the order in which nodes are visited; both ends are positions in this order.
 
-    With weights nodes are visited by these, the heaviest first, and sources of columns that are
-    both ways are marked: twice their place, and 1 more where the edge leaves the column's node.
+    If weights are given, the heaviest nodes are visited first.  If columns also hold out-edges,
+    sources are then marked: twice their position, plus 1 if the edge leaves the column's node.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Visits(Closing):
         self.order = NodeOrder.from_rank(rank).order
 
     def close(self) -> None:
-        """Remove the file of the order, if there is one."""
+        """Remove the file of the columns, if there is one."""
         if self._path is not None:
             self.columns.close()
             remove_file(self._path)
@@ -177,7 +177,7 @@ class Visits(Closing):
 def _degrees_both_ways(
     columns: ColumnFile, settings: PartitionOptions, share: int, progress: Progress
 ) -> NDArray[np.uint32]:
-    """Edges of each node that draw it; the in-degrees themselves where these are all there are."""
+    """Number of edges that attract each node; `columns.degrees` itself if only in-edges count."""
     if settings.neighbors == "in":
         return columns.degrees
     degrees = np.zeros(columns.degrees.size, np.uint32)
@@ -197,7 +197,7 @@ def _place(
     share: int,
     progress: Progress,
 ) -> tuple[NDArray[Any], int]:
-    """(partition of each node, scores worked out); nodes are numbered by place of visit."""
+    """(partition of each node, number of scores computed); nodes are numbered in visit order."""
     k = settings.num_partitions
     of_node, sizes = classes.of_node, classes.sizes
     if not settings.knows_classes:
@@ -210,7 +210,7 @@ def _place(
     adjacent = Adjacent(np.zeros(k + 1, np.uint32), np.zeros(k + 2, np.int64))
     linear = settings.method == "ldg"
     evaluations = 0
-    no_edges = np.empty(0, np.uint32)  # ends a pass: nodes without edges are placed too
+    no_edges = np.empty(0, np.uint32)  # ends a pass: the remaining nodes have no edges
     for number in range(1, settings.passes + 1):
         node, skip, found = 0, 0, 0
         name = f"pass {number} of {settings.passes}"

@@ -1,4 +1,4 @@
-"""Products of a relation's matrix with columns in memory: its blocks pass by, in any order."""
+"""Products of a relation's matrix with columns in memory; its blocks are read in any order."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,19 +20,19 @@ from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.renderings import PassProgress
 
 _LINE_BYTES, _SCAN_BYTES = 64, 4 << 20
-_TURNS = 8  # that a thread has in a product, at least: some columns take longer
-_MOST_PARTS = 64  # of a block
+_TURNS = 8  # minimum work items for each thread in a product, as some columns take longer
+_MOST_PARTS = 64  # maximum parts into which the columns of a block are divided
 
 
 def count_degrees(
     store: Store, relation: Relation, nodes: NodeType, weighted: bool, progress: Progress
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.uint8]]:
-    """Read all blocks.  Raises CorruptBlock.
+    """Degrees of all nodes, weighted or not; reads all blocks.  Raises CorruptBlock.
 
-    Ingest has seen to it that weights are finite, and not negative.
+    Ingest has checked that weights are finite, and not negative.
 
-    Returns weights added up, or numbers of edges: of the in-edges of each node, and of its
-    out-edges; and for each block 1 where its first edges are of an earlier column.
+    Returns the sum of weights (or the number) of each node's in-edges, the same of its out-edges,
+    and for each block 1 if its first edges belong to an earlier column.
     """
     into, out = np.zeros(nodes.num_nodes), np.zeros(nodes.num_nodes)
     carried, stop = np.zeros(relation.num_blocks, np.uint8), nodes.first + nodes.num_nodes
@@ -52,9 +52,9 @@ def count_degrees(
 
 
 def new_columns(num_items: int, dtype: Any = np.float32) -> NDArray[Any]:
-    """Zeros that begin with a cache line, in large pages where there are any."""
+    """Zeros aligned to a cache line, in huge pages if the system provides them."""
     num_bytes = num_items * np.dtype(dtype).itemsize
-    raw = np.empty(num_bytes + _LINE_BYTES, np.uint8)  # zeroed by numpy it has small pages
+    raw = np.empty(num_bytes + _LINE_BYTES, np.uint8)  # np.zeros would get small pages
     at = -raw.ctypes.data % _LINE_BYTES
     columns: NDArray[Any] = raw[at : at + num_bytes].view(dtype)
     columns[:] = 0
@@ -62,7 +62,7 @@ def new_columns(num_items: int, dtype: Any = np.float32) -> NDArray[Any]:
 
 
 class RelationProduct:
-    """Of one relation of a type with itself."""
+    """Products of the matrix of one relation of a type with itself."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class RelationProduct:
         scan_bytes: int,
         resident: bool,
     ) -> None:
-        """`resident`: all blocks are read now, and held.  Raises CorruptBlock."""
+        """`resident`: read all blocks now, and keep them in memory.  Raises CorruptBlock."""
         nodes = next(t for t in store.manifest.types if t.name == relation.dst)
         self._relation, self._nodes = relation, nodes
         self._file, self._threads = store.graph(relation), threads
@@ -109,7 +109,7 @@ class RelationProduct:
         pool: ThreadPoolExecutor,
         stage: PassProgress | None = None,
     ) -> None:
-        """One product.
+        """Compute one product.
 
         rows, out   float32 (nodes * width,)
 
@@ -145,7 +145,7 @@ class RelationProduct:
         kernels.finish_carried(self._columns, self._carry, width, product, out)
 
     def _ranges(self) -> Iterator[tuple[int, int, int, int]]:
-        """What a thread takes at a time: (first block, stop, part of their columns, parts)."""
+        """Work items of threads: (first block, stop, part of their columns, number of parts)."""
         total, parts = self._relation.num_blocks, 1
         count = max(1, self._scan_bytes // self._block_bytes)
         if self._blocks is not None:

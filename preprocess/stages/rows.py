@@ -1,11 +1,11 @@
-"""Rows into another order: never a random row write.
+"""Bring rows into another order without random writes.
 
-Kept where they are: one read, one write.  Renamed, and the array fits the share: the same.  Else
-rows go to buckets by range of their new places, and each bucket is put in order in memory: two
-reads, two writes.
+If rows keep their order, or the array fits in the share, this takes one read and one write.
+Otherwise rows go to buckets by ranges of their new positions, and each bucket is put in order in
+memory: two reads, two writes.
 
-Features are converted on the way; to int8 with a scale for each column, whose largest magnitude is
-127 then.
+Features are converted at the same time; to int8 with a scale for each column, which maps its
+largest magnitude to 127.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,34 +28,34 @@ from preprocess.pipeline.result import QuantizationError
 from preprocess.sources.source import Source, SourceRows
 
 _MOST_CHUNK_BYTES = 8 << 20
-# numbers from here on become infinite: half a step above the largest that the dtype holds
+# magnitudes from here on round to infinity: half a step above the largest finite number
 _INFINITE = {
     "float16": 65520.0,
     "bfloat16": (2 - 2**-8) * 2.0**127,
     "float32": (2 - 2**-24) * 2.0**127,
 }
-_CHUNKS = 8  # in memory while rows are put where they go: read, converted, ahead, their places
+_CHUNKS = 8  # chunks in memory while rows are placed: read, converted, read ahead, positions
 
 Emit = Callable[[NDArray[Any]], None]
 
 
 def scatter_bytes(num_rows: int, row_bytes: int, place: int, share: int) -> int:
-    """Temporary bytes of rows that are put into another order."""
+    """Temporary bytes of rows that are brought into another order."""
     return num_rows * (row_bytes + place) if num_rows * row_bytes > dense_bytes(share) else 0
 
 
 def chunk_rows(row_bytes: int, share: int) -> int:
-    """Rows to read at a time: a few copies of them are made on the way."""
+    """Number of rows to read at a time, such that the copies of a chunk fit."""
     return max(1, min(_MOST_CHUNK_BYTES, share // 16) // max(1, row_bytes))
 
 
 def dense_bytes(share: int) -> int:
-    """Of rows that are put in order in memory, beside the chunks that they come in."""
+    """Bytes available for rows that are put in order in memory, beside the chunks being read."""
     return share - _CHUNKS * min(_MOST_CHUNK_BYTES, share // 16)
 
 
 def source_chunk(rows: SourceRows, share: int) -> int:
-    """Rows of a source to read at a time."""
+    """Number of rows of a source to read at a time."""
     items = int(np.prod(rows.row_shape, dtype=np.int64))
     return chunk_rows(max(rows.row_bytes, items * 4), share)
 
@@ -72,9 +72,9 @@ def convert(rows: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def checked_sums(rows: NDArray[np.float32], dtype: str, where: str, first: int) -> NDArray[Any]:
-    """Rows that were computed, converted.  Raises BadInput: a number that float16 cannot hold.
+    """Convert computed rows.  Raises BadInput: a number that float16 cannot hold.
 
-    where, first   of the array and of its first row here, for the message
+    where, first   name of the array and number of its first row here, for the message
     """
     if dtype == "float16":
         _check_overflow(rows, (rows.min(initial=0), rows.max(initial=0)), dtype, where, first)
@@ -89,14 +89,14 @@ def checked_features(
     share: int,
     span: range | None = None,
 ) -> Iterator[NDArray[Any]]:
-    """Features in the source's order, converted; those of a span, or all.
+    """Converted features in the source's order; those of a span, or all.
 
-    Raises BadInput: NaN where it is not allowed, a number that the dtype cannot hold.
+    Raises BadInput: NaN if it is not allowed, a number that the dtype cannot hold.
     """
     done = 0 if span is None else span.start
     for piece in source.rows(rows, source_chunk(rows, share), span):
         if piece.dtype.kind == "f" or dtype == "float16":
-            # NaN wins: nothing allocated
+            # both are NaN if the piece has one; this allocates nothing
             minimum, most = piece.min(initial=0), piece.max(initial=0)
             if not allow_nan and (np.isnan(minimum) or np.isnan(most)):
                 bad = np.argwhere(np.isnan(piece))[0][0]
@@ -113,9 +113,9 @@ def checked_features(
 def _check_overflow(
     piece: NDArray[Any], bounds: tuple[Any, Any], dtype: str, where: str, first: int
 ) -> None:
-    """Raises BadInput: a finite number that a dtype of floats turns into infinity.
+    """Raises BadInput if a finite number becomes infinite in a dtype of floats.
 
-    bounds  the smallest and the largest number of the piece; NaN where it has one
+    bounds  the smallest and the largest number of the piece; NaN if it contains one
     first   row of the source that the piece begins with, for the message
     """
     limit = _INFINITE.get(dtype)
@@ -123,7 +123,7 @@ def _check_overflow(
         return
     rounded, (low, high) = piece, map(float, bounds)
     with np.errstate(over="ignore"):
-        if dtype == "bfloat16" and piece.dtype == np.float64:  # it is rounded to float32 before
+        if dtype == "bfloat16" and piece.dtype == np.float64:  # it is rounded to float32 first
             rounded = piece.astype(np.float32)
             low, high = float(np.float32(low)), float(np.float32(high))
         if -limit < low <= high < limit:
@@ -150,13 +150,13 @@ def place_rows(
     emit: Emit,
     progress: Progress,
 ) -> None:
-    """Give `emit` the rows of `pieces` in the order of their new places, some at a time.
+    """Pass the rows of `pieces` to `emit` in the order of their new positions, some at a time.
 
     pieces  rows of the array's dtype, in chunks of at most `chunk_rows`
-    rank    new place of each row, a permutation; None: rows stay where they are
+    rank    new position of each row, a permutation; None: rows keep their order
     work    an existing folder for the file of buckets
 
-    `emit` must not keep what it is given.
+    `emit` must not keep its argument.
     """
     if rank is not None:
         placed = with_ranks(pieces, rank)
@@ -174,7 +174,7 @@ def place_rows(
 def with_ranks(
     pieces: Iterator[NDArray[Any]], rank: NDArray[Any]
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """(rows, their new places), read ahead."""
+    """(rows, their new positions), read ahead."""
     done = 0
     with closing(read_ahead(pieces)) as ahead:
         for piece in ahead:
@@ -191,9 +191,9 @@ def scatter_rows(
     emit: Emit,
     progress: Progress,
 ) -> None:
-    """As `place_rows`, of (rows, their places); every place of the array is given once.
+    """As `place_rows`, for (rows, their positions); every position must occur exactly once.
 
-    place_dtype  of places, uint32 or uint64
+    place_dtype  dtype of positions, uint32 or uint64
     """
     total = array.num_rows * array.row_bytes
     with progress.stage(array.path, total, "B") as stage:
@@ -227,7 +227,7 @@ def _place_by_bucket(
         fill_row_buckets(placed, per_bucket, buckets, lambda size: advance(size // 2))
         step = chunk_rows(array.row_bytes, share)
         shape = (int(sizes[0]), *array.row_shape)
-        dense = [np.empty(shape, dtype) for _ in range(min(2, num_buckets))]  # one is given away
+        dense = [np.empty(shape, dtype) for _ in range(min(2, num_buckets))]  # one is being emitted
         giving: Future[None] | None = None
         filled = 0
         with (
@@ -254,7 +254,7 @@ def fill_row_buckets(
     buckets: Buckets,
     advance: Callable[[int], None],
 ) -> None:
-    """(rows, their places) to the buckets of their places, of `per_bucket` rows each."""
+    """Put (rows, their positions) into buckets of `per_bucket` consecutive positions each."""
     starts = np.empty(len(buckets) + 1, np.int64)
     for piece, places in placed:
         order = np.empty(places.size, np.int64)
@@ -267,7 +267,7 @@ def fill_row_buckets(
 def _bucket_rows(
     buckets: Buckets, sizes: NDArray[np.int64], step: int
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """(rows, flat, their places) of each bucket in order, at most `step` rows of one bucket."""
+    """(flat rows, their positions) of each bucket in order, at most `step` rows at a time."""
     for b, size in enumerate(sizes.tolist()):
         assert buckets.filled(b) == size
         for first in range(0, size, step):
@@ -301,7 +301,7 @@ def find_scale(
 
 
 class Quantizer:
-    """Rows of one array to int8, and what that loses; for one thread."""
+    """Converts the rows of one array to int8, and measures the error; for one thread."""
 
     def __init__(self, path: str, scale: NDArray[np.float32]) -> None:
         self._path, self.scale = path, scale
@@ -313,7 +313,7 @@ class Quantizer:
             yield self.rows(_as_floats(piece)).reshape(piece.shape)
 
     def rows(self, values: NDArray[np.float32]) -> NDArray[np.int8]:
-        """Some more rows, (rows, columns)."""
+        """Convert some more rows, (rows, columns)."""
         out = np.empty(values.shape, np.int8)
         quantize(values, self.scale, out, self._errors)
         self._items += values.size
@@ -325,6 +325,6 @@ class Quantizer:
 
 
 def _as_floats(piece: NDArray[Any]) -> NDArray[np.float32]:
-    """Rows of any shape as float32 (rows, columns); too large a value becomes inf."""
+    """Rows of any shape as float32 (rows, columns); values that are too large become inf."""
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(piece.reshape(piece.shape[0], -1), np.float32)

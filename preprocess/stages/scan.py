@@ -1,4 +1,4 @@
-"""One pass over edges and splits: every id is checked, the edges of each target are counted."""
+"""Check every id of edges and splits, and count the edges of each target, in one pass."""
 
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
@@ -13,8 +13,8 @@ from preprocess.kernels.edges import count_targets
 from preprocess.pipeline.progress import Progress
 from preprocess.sources.source import Source, SourceRelation, SourceRows
 
-_READ_BYTES = 16  # an edge, as its two ends are read
-COUNTERS = 3  # threads, each with counts of its own where half of the share holds them
+_READ_BYTES = 16  # the two ends of an edge as they are read
+COUNTERS = 3  # threads; each has counts of its own, if half of the share holds them
 _MOST_CHUNK = 1 << 19  # edges
 _SPLIT_IDS = 1 << 16
 
@@ -29,10 +29,10 @@ def count_edges(
     span: range | None = None,
     counters: int = COUNTERS,
 ) -> NDArray[np.uint32]:
-    """Edges that each target will be given, reverses included, before equal ones are dropped.
+    """Count the edges of each target, with reverses, before equal edges are dropped.
 
-    span      of the edges to count; None: all
-    counters  threads at most
+    span      range of the edges to count; None: all
+    counters  maximum number of threads
 
     Returns uint32 (num_nodes of the dst type,).  Raises BadInput: an id out of range.
     """
@@ -62,9 +62,9 @@ def count_edges(
 
 
 def check_splits(source: Source, node_type: str, left_out: Collection[str] = ()) -> None:
-    """Every id of a split is a node's, and no node is in two splits; 1 byte a node.
+    """Check that every id of a split is valid, and no node is in two splits; 1 byte a node.
 
-    left_out   names of splits that are not looked at
+    left_out   names of splits that are not checked
 
     Raises BadInput.
     """
@@ -101,7 +101,7 @@ def _bad_id(
 def check_edge_splits(
     source: Source, relation: SourceRelation, left_out: Collection[str] = ()
 ) -> None:
-    """Every row is the position of an edge, or a pair of ids of nodes.  Raises BadInput."""
+    """Check that every row is a valid edge position or pair of node ids.  Raises BadInput."""
     most = np.array([source.num_nodes[relation.src], source.num_nodes[relation.dst]])
     for split in [s for s in source.edge_splits(relation) if s.name not in left_out]:
         if split.row_shape not in ((), (2,)) or split.dtype.kind not in "iu":

@@ -1,4 +1,4 @@
-"""Copies of nodes and of their columns: read in the order of the store, never a row at random."""
+"""Copies of nodes and of their columns, made by reading the store in order, not at random."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,13 +20,13 @@ from preprocess.kernels.influence import copy_runs
 from preprocess.pipeline.progress import Progress
 from preprocess.stages.rows import Emit, chunk_rows, scatter_rows
 
-SLOT_BYTES = 28  # of a slot, while rows or columns are copied: node, order, degree, start, ...
-_PACKED_EDGES = 1 << 18  # at a time
-_PLACE = np.dtype(np.uint32)  # of a slot
+SLOT_BYTES = 28  # memory of a slot while data is copied: node, order, degree, start, ...
+_PACKED_EDGES = 1 << 18  # edges packed at a time
+_PLACE = np.dtype(np.uint32)  # dtype of the position of a slot
 
 
 class SlotCopies:
-    """Slots of one type, each a copy of a node; what belongs to it is copied in their order."""
+    """Slots of one type, each for a copy of a node; rows and columns are copied in slot order."""
 
     def __init__(
         self, store: Store, nodes: NDArray[np.uint64], share: int, work: Path, progress: Progress
@@ -39,19 +39,19 @@ class SlotCopies:
         self._scan_bytes = scan_size(share, store.manifest.block_bytes)
 
     def rows(self, array: RowArray, first: int, copy: RowArray, emit: Emit) -> None:
-        """Rows of an array of the type, whose first node is `first`, a row a slot."""
+        """Copy one row for each slot from an array of the type, whose first node is `first`."""
         placed = self._placed_rows(array, first)
         scatter_rows(placed, copy, _PLACE, self._share, self._work, emit, self._progress)
 
     def columns(self, relation: Relation, packer: GraphPacker) -> int:
-        """In-edges of a relation into the type, a column a slot; returns how many edges.
+        """Pack one column of a relation's in-edges for each slot; returns the number of edges.
 
-        Whole columns go to the bucket of their slot as they come, which is by node: where each lies
-        in its bucket is known without being written.
+        Whole columns are appended to the bucket of their slot in the order of their nodes, so their
+        offsets in the bucket need not be stored.
         """
         words = sum(relation.item_bytes(self._store.manifest.id_dtype)) // 4
         degrees = self._degrees(relation)
-        # ranges of slots whose edges are put in order together
+        # a bucket holds the edges of a range of slots, which are sorted together
         counts = degrees.astype(np.uint32)
         longest = int(counts.max(initial=0)) * 4 * words + SLOT_BYTES
         most = max(longest, self._share // 8)
@@ -87,7 +87,7 @@ class SlotCopies:
     ) -> Iterator[tuple[slice, NDArray[np.uint32]]]:
         """(copies in the order of their nodes, their edges flat), some whole columns at a time.
 
-        What has come of a column that goes on waits for the rest.
+        The beginning of a column that continues in the next piece is held back until it is whole.
         """
         most = chunk_rows(4 * words, self._share)
         held: list[NDArray[np.uint32]] = []
@@ -125,7 +125,7 @@ class SlotCopies:
         relation: Relation,
         packer: GraphPacker,
     ) -> None:
-        """A bucket's columns, which lie by node, into blocks by slot; `first`: its first slot."""
+        """Pack a bucket's columns, which are in node order, by slot; `first`: its first slot."""
         words = edges.size // max(1, int(degrees.sum()))
         inside = np.flatnonzero((self._order >= first) & (self._order < first + degrees.size))
         slots = self._order[inside] - first
@@ -193,7 +193,7 @@ class SlotCopies:
 
 
 def _starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each begins, then the end of all: int64 (sizes + 1,)."""
+    """Exclusive prefix sums: the start of each, then the end, int64 (sizes + 1,)."""
     starts = np.zeros(sizes.size + 1, np.int64)
     np.cumsum(sizes, out=starts[1:])
     return starts

@@ -1,9 +1,9 @@
 """Counting and sorting edges, and placing rows, by tasks of an executor.
 
-Tasks that fill read ranges of edges or rows, and leave a file of buckets each; tasks that take have
-a bucket each, and bring together what all files hold of it.  How ranges and buckets are cut never
-shows in what comes out: that is what one process makes by `stages.scan`, `stages.csc` and
-`stages.rows`, whose parts do the work here too.
+Each fill task reads a range of edges or rows, and writes a file of buckets; then each sort or place
+task merges one bucket from all of these files.  The results do not depend on the ranges and
+buckets: they are those of one process by `stages.scan`, `stages.csc` and `stages.rows`, whose
+functions also do the work here.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -36,22 +36,22 @@ from preprocess.stages.csc import (
 )
 from preprocess.stages.rows import checked_features, chunk_rows, fill_row_buckets, with_ranks
 
-_MIN_BUCKET = 1 << 16  # bytes: with less to sort a task is not worth its start
+_MIN_BUCKET = 1 << 16  # bytes; sorting less is not worth starting a task
 _MOST_ROW_BUCKET, _MOST_ROW_SPAN = 64 << 20, 1 << 29  # bytes
 
 
 class EdgeReader(NamedTuple):
-    """Edges that are read by ranges, by this process or by tasks: it is pickled."""
+    """Reads ranges of edges, in this process or in tasks: it is pickled."""
 
     num_edges: int  # before reverses are added
-    divides: bool  # whether tasks can read ranges of them
-    fold: int  # records that an edge may become
+    divides: bool  # whether tasks can read ranges of the edges
+    fold: int  # maximum number of records of an edge
     # (bytes of memory, progress, span or None for all) -> records of columns and sources
     read: Callable[[int, Progress, range | None], Iterator[RawEdges]]
 
 
 class EndRanks(NamedTuple):
-    """Store ids of the nodes at both ends of a relation: parts of those of all nodes."""
+    """Store ids of the nodes at both ends of a relation: slices of the array for all nodes."""
 
     rank: SavedArray
     src: slice
@@ -68,7 +68,7 @@ def read_relation(
     progress: Progress,
     span: range | None,
 ) -> Iterator[RawEdges]:
-    """Edges of a relation of the source; without `ranks` they are named as `ends` says."""
+    """Edges of a relation of the source, by store ids; without `ranks` as `ends` says."""
     if ranks is not None:
         rank = ranks.rank.values
         ends = ends._replace(src_rank=rank[ranks.src], dst_rank=rank[ranks.dst])
@@ -96,9 +96,9 @@ class CountTask(NamedTuple):
 def spread_counts(
     count: Callable[..., NDArray[np.uint32]], num_edges: int, num_nodes: int, folder: TaskFolder
 ) -> NDArray[np.uint32]:
-    """As `count_edges`, of a relation that is divided; a task has counts of its own.
+    """As `count_edges`, by tasks that read a span each and whose counts are added up.
 
-    count   `count_edges` with all but progress, span and threads
+    count   `count_edges`, of which only progress, span and threads are left to pass
     """
     each = -(-num_edges // folder.workers)
     tasks = [
@@ -115,12 +115,12 @@ def spread_counts(
 
 
 class FillTask(NamedTuple):
-    """Edges of a span to the buckets of their targets, in a file of the task's own."""
+    """Put the edges of a span into the buckets of their targets, in a file of its own."""
 
     reader: EdgeReader
     span: range
     bounds: NDArray[np.int64]  # first column of each bucket, then the end
-    sizes: NDArray[np.int64]  # (buckets,) the most records of each
+    sizes: NDArray[np.int64]  # (buckets,) maximum records of each
     widths: Widths
     share: int
     out: Path
@@ -135,9 +135,9 @@ class FillTask(NamedTuple):
 
 
 class SortTask(NamedTuple):
-    """The columns of a bucket, out of the files of all tasks that filled, into three files."""
+    """Sort a bucket from the files of all fill tasks into columns, in three files."""
 
-    filled: Sequence[KeptBuckets]  # of the one bucket
+    filled: Sequence[KeptBuckets]  # restricted to the one bucket
     first: int  # columns [first, stop)
     stop: int
     widths: Widths
@@ -154,7 +154,7 @@ class SortTask(NamedTuple):
                 put_array(path, values)
 
     def result(self) -> WholeColumns:
-        """What a run of it, anywhere, has left; the files are gone then."""
+        """Read the files that the task has written, in any process, and remove them."""
         dtypes, held = ("int64", self.widths.node, self.widths.edge), []
         for path, dtype in zip(self._files, dtypes, strict=True):
             held.append(None if dtype is None else load_array(path, dtype))
@@ -169,7 +169,7 @@ class SortTask(NamedTuple):
         return [self.out.with_suffix(f".{name}") for name in ("degrees", "sources", "ids")]
 
     def _take(self, part: int, dtype: Any) -> NDArray[Any]:
-        """A part of all records."""
+        """One part (keys or ids) of all records."""
         ends = np.cumsum([0, *(int(kept.filled[0]) for kept in self.filled)])
         out = np.empty(int(ends[-1]), dtype)
         for kept, low, high in zip(self.filled, ends[:-1], ends[1:], strict=True):
@@ -186,9 +186,9 @@ def spread_columns(
     folder: TaskFolder,
     progress: Progress,
 ) -> Generator[WholeColumns]:
-    """As `sorted_columns`, of edges in any order.
+    """As `sorted_columns`, by tasks.
 
-    readers   what cannot be divided is read by this process
+    readers   edges that cannot be divided are read by this process
     share     bytes of memory of a task, and of this process
     """
     total = int(counts.sum(dtype=np.int64)) * widths.sort_bytes
@@ -226,7 +226,7 @@ def spread_columns(
 
 
 def _of_bucket(filled: Sequence[KeptBuckets], bucket: int) -> list[KeptBuckets]:
-    """What a task needs to know of the files: of its one bucket, as if that were number 0."""
+    """The files as a task needs them: restricted to its one bucket, which becomes number 0."""
     some = slice(bucket, bucket + 1)
     return [
         KeptBuckets(kept.path, kept.begins[some], kept.filled[some])
@@ -236,18 +236,18 @@ def _of_bucket(filled: Sequence[KeptBuckets], bucket: int) -> list[KeptBuckets]:
 
 
 class FeaturePlaces(NamedTuple):
-    """An array of features of the source, and the places that its rows go to."""
+    """A feature array of the source, and the new positions of its rows."""
 
     source: Source
     rows: SourceRows
     array: RowArray
     allow_nan: bool
-    rank: SavedArray | None  # store id of each node; None: rows stay where they are
+    rank: SavedArray | None  # store id of each node; None: rows keep their order
     first: int  # number of the type's first node
 
 
 class FillRowsTask(NamedTuple):
-    """Rows of a span, checked and converted, to the buckets of their new places."""
+    """Check and convert the rows of a span, and put them into the buckets of their positions."""
 
     of: FeaturePlaces
     span: range
@@ -278,9 +278,9 @@ class FillRowsTask(NamedTuple):
 
 
 class PlaceRowsTask(NamedTuple):
-    """A bucket's rows in order, out of all files, into their blocks; it returns page crcs."""
+    """Write a bucket's rows, from all files, in order into their blocks; returns page CRCs."""
 
-    filled: Sequence[KeptBuckets]  # of the one bucket
+    filled: Sequence[KeptBuckets]  # restricted to the one bucket
     array: RowArray
     span: range  # rows of the store
     share: int
@@ -310,10 +310,10 @@ class PlaceRowsTask(NamedTuple):
 def spread_rows(
     of: FeaturePlaces, share: int, folder: TaskFolder, writer: StoreWriter, buffer_bytes: int
 ) -> None:
-    """As `place_rows` into the blocks of an array: tasks write them, each some blocks.
+    """As `place_rows`, but tasks write the array, some blocks each.
 
     share          bytes of memory of a task
-    buffer_bytes   of each of two buffers of a task
+    buffer_bytes   bytes of each of the two buffers of a task
     """
     array = of.array
     per_block = row_geometry(array, writer.block_bytes).rows_per_block

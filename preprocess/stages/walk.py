@@ -1,12 +1,12 @@
-"""Lazy reverse walks over the relation blocks of a store: who matters to whom, and what is kept.
+"""Lazy reverse walks over a store's graph blocks (influence of nodes), and what macro-batches keep.
 
-In a step half of a node's score stays, and the other half goes to the sources of its in-edges, the
-same to each edge, of all relations; a node without in-edges keeps its score.  What is added to a
-node is added in the order of the blocks, so scores depend on the store alone.
+In a step half of a node's score stays, and the other half is divided equally among the sources of
+its in-edges, of all relations; a node without in-edges keeps its score.  Contributions are added in
+the order of the blocks, so scores depend on the store alone.
 
-What macro-batches keep are shares of neighbors and of nodes, expected over random partitions.
-Exact, not sampled: of k partitions B are drawn, one of them that of the target; a node that m other
-groups hold (its partition, and halos) is there but where none of the m is drawn.
+What macro-batches keep are shares of neighbors and of nodes, expected over random partitions.  The
+expectation is exact, not sampled: B of k partitions are drawn, one of which is the target's; a node
+in m other groups (its partition, and halos) is loaded if at least one of the m is drawn.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,14 +40,14 @@ from preprocess.stages.product import new_columns
 STEPS = 3
 _THREADS = 4
 _DIGITS = ((20, 11), (10, 10), (0, 10))  # shift and bits: 31 bits of a positive float32
-LANE_BYTES = 8  # a node, in one lane: before and after a step
-WALK_NODE_BYTES = 5  # beside lanes: in-degree 4, training node 1
-SHARES = (8, 16)  # one of so many partitions is loaded
+LANE_BYTES = 8  # for a node in one lane: its score before and after a step
+WALK_NODE_BYTES = 5  # for a node beside the lanes: in-degree 4, mark of training nodes 1
+SHARES = (8, 16)  # one in 8, or one in 16, of the partitions is loaded
 REACH_NODE_BYTES = 10
 
 
 class Lanes(NamedTuple):
-    """How many walks go at the same time: `groups` threads, `width` walks each."""
+    """The number of simultaneous walks: `groups` threads with `width` walks each."""
 
     width: int
     groups: int
@@ -58,7 +58,7 @@ class Lanes(NamedTuple):
 
 
 def plan_lanes(num_nodes: int, num_walks: int, room: int) -> Lanes:
-    """As many as `room` bytes hold: full lines for each thread where they fit; at least one."""
+    """As many lanes as `room` bytes hold, at least one; full cache lines per thread if they fit."""
     fitting = max(1, room // (LANE_BYTES * max(1, num_nodes)))
     width = LANES if min(fitting, num_walks) > LANES // 2 and fitting >= LANES else 1
     while width < min(fitting, num_walks, LANES) and 2 * width <= fitting:
@@ -71,7 +71,7 @@ class LazyWalk:
     """Walks over all relations of a store.  Raises CorruptBlock."""
 
     def __init__(self, store: Store, scan_bytes: int, progress: Progress) -> None:
-        """Reads the graph once, for in-degrees: 4 bytes a node are held."""
+        """Reads the graph once, for in-degrees, which take 4 bytes a node."""
         self._store, self._scan_bytes, self._progress = store, scan_bytes, progress
         self.num_nodes = store.manifest.num_nodes
         self.num_edges = sum(r.num_edges for r in store.manifest.relations)
@@ -83,7 +83,7 @@ class LazyWalk:
                 stage.advance(sources.size)
 
     def scores(self, marks: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """After all steps, from score 1 at each node that is marked: float64 (num_nodes,)."""
+        """Scores after all steps, from 1 at each marked node: float64 (num_nodes,)."""
         scores, out = (new_columns(self.num_nodes, np.float64) for _ in range(2))
         scores[:] = marks
         with (
@@ -103,14 +103,14 @@ class LazyWalk:
         never: NDArray[np.int64],
         lanes: Lanes,
     ) -> Iterator[NDArray[np.uint64]]:
-        """Outside nodes of the highest scores for the marked nodes of each part, ascending.
+        """For each part, the nodes outside it with the highest scores for its marked nodes.
 
         marks    uint8 (num_nodes,)
         offsets  int64 (types, parts + 1)   store ids of each part, type by type
-        wanted   int64 (parts,)             how many nodes; fewer where fewer have a score
+        wanted   int64 (parts,)             number of nodes; fewer are chosen if fewer have a score
         never    int64                      nodes that are not chosen
 
-        Equal scores: the smaller id.
+        Nodes are ascending.  Of equal scores the smaller id is chosen.
         """
         num_parts = offsets.shape[1] - 1
         batches = [*range(0, num_parts, lanes.num_walks), num_parts]
@@ -150,7 +150,7 @@ class LazyWalk:
         pool: ThreadPoolExecutor,
         stage: PassProgress,
     ) -> None:
-        """From the first to the second of each pair; `spans`: where scores are, type by type."""
+        """Step from the first to the second array of each pair; `spans`: scored nodes by type."""
         list(pool.map(lambda pair: keep_half(self.in_degrees, pair[0], width, pair[1]), pairs))
         passed = 0
         for head, degrees, sources in self._pieces(spans):
@@ -164,7 +164,7 @@ class LazyWalk:
         stage.advance(self.num_edges - passed)
 
     def _pieces(self, spans: list[tuple[int, int]] | None) -> Iterator[Any]:
-        """Columns of all relations; `spans`: those that are wanted of each type."""
+        """Columns of all relations; `spans`: the range of columns to read of each type."""
         types = {t.name: i for i, t in enumerate(self._store.manifest.types)}
         for relation in self._store.manifest.relations:
             columns = None if spans is None else spans[types[relation.dst]]
@@ -224,10 +224,10 @@ def _choose(
 def top_nodes(
     scores: NDArray[np.float32], width: int, quota: NDArray[np.int64]
 ) -> list[NDArray[np.uint64]]:
-    """Nodes of the highest positive scores of each lane, ascending; the smaller id among equals.
+    """Nodes with the highest positive scores of each lane, ascending; of equals the smaller id.
 
     scores  float32 (num_nodes * width,)
-    quota   int64 (width,)                at most so many
+    quota   int64 (width,)                maximum number of nodes
 
     Reads the scores once for each digit of a radix select, and once to take the nodes.
     """
@@ -251,7 +251,7 @@ def top_nodes(
 
 
 def chances(num_groups: int, drawn: int, most: int) -> NDArray[np.float64]:
-    """That of m given groups at least one is among `drawn` of `num_groups`: float64 (most + 1,)."""
+    """P(at least one of m given groups is among `drawn` of `num_groups`): float64 (most + 1,)."""
     none = np.ones(most + 1)
     for m in range(most):
         left = max(0, num_groups - drawn - m)
@@ -269,9 +269,9 @@ def measure_kept(
     scan_bytes: int,
     progress: Progress,
 ) -> tuple[Kept, ...]:
-    """One for each of SHARES; reads the graph once.
+    """What macro-batches keep, for each of SHARES; reads the graph once.
 
-    marks        uint8 (num_nodes,)            training nodes; none: all nodes count
+    marks        uint8 (num_nodes,)            training nodes; if there are none, all nodes count
     offsets      int64 (types, parts + 1)      store ids
     halo         uint64 (slots,)               nodes of all halos, part by part
     halo_starts  int64 (parts + 1,)
@@ -319,7 +319,7 @@ def measure_kept(
 def _loaded(
     times: NDArray[np.uint32], is_hub: NDArray[np.uint8], num_parts: int, drawn: int, most: int
 ) -> tuple[float, float, float]:
-    """Share of nodes that are loaded: by partitions, with hubs, with halos too."""
+    """Share of nodes that are loaded: with partitions alone, with hubs, with hubs and halos."""
     chance, size = chances(num_parts, drawn, most), max(1, times.size)
     counts: NDArray[Any] = np.bincount(times[is_hub == 0], minlength=most + 1)
     num_hubs = int(is_hub.sum(dtype=np.int64))
