@@ -25,7 +25,9 @@ from unittest.mock import patch
 
 from tests.zygote import COMMANDS
 
-ALSO = ("clients.train", "tests.loaderd.trainer")  # import what else they need
+# import what else they need
+ALSO = ("clients.train", "tests.loaderd.trainer", "tests.preprocess.reader",
+        "tests.loaderd.hanging", "tests.loaderd.joined")  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN = subprocess.Popen
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")

@@ -49,17 +49,23 @@ def remote_nodes(hops: list[Needs], own: int, num_owners: int) -> list[list[int]
 
 
 def split(
-    batch: Batch, owner: Sequence[int], num_owners: int, mixed_rows: bool = False
+    batch: Batch,
+    owner: Sequence[int],
+    num_owners: int,
+    mixed_rows: bool = False,
+    wanted: Sequence[int] | None = None,
 ) -> list[SplitBatch]:
-    """The pieces of a batch, one for each owner.
+    """The pieces of a batch, one for each owner, or for each that is wanted.
 
     owner   of each node of the batch
     """
     hops = needs(batch, owner)
-    remote = [remote_nodes(hops, own, num_owners) for own in range(num_owners)]
-    nodes = [[v for v in range(len(owner)) if owner[v] == own] for own in range(num_owners)]
+    nodes: list[list[int]] = [[] for _ in range(num_owners)]
+    for v, own in enumerate(owner):
+        nodes[own].append(v)
     return [
-        _piece(batch, owner, own, nodes, hops, remote[own], mixed_rows) for own in range(num_owners)
+        _piece(batch, owner, own, nodes, hops, remote_nodes(hops, own, num_owners), mixed_rows)
+        for own in (range(num_owners) if wanted is None else wanted)
     ]
 
 

@@ -1,5 +1,6 @@
 """What is published: an sdist, a wheel made of it, and an environment with nothing else."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from blockstore import __version__
@@ -27,17 +29,40 @@ if __name__ == "__main__":
         batch = next(iter(NeighborDataset(endpoint, "train", [3, 2], batch_size=4)))
         print(batch.batch_size, tuple(batch.x.shape)[1], batch.edge_index.shape[0])
 """
+# commands one after the other in one process, as most of each is to import the same again
+EACH_COMMAND = """
+import contextlib, io, json, os, runpy, sys
+for command, words, env in json.loads(sys.argv[1]):
+    sys.argv, said, code = [command, *words], io.StringIO(), None
+    os.environ.update(env)
+    with contextlib.redirect_stdout(said):
+        try:
+            runpy.run_path(command, run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code
+    assert not code, (command, code)
+    print(json.dumps(said.getvalue()))
+"""
 
 
 def run(*words: object, cwd: Path = ROOT, **env: str) -> str:
     """What a command that succeeds prints."""
-    held = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # each command finds compiled what the one before it has imported, whatever the caller asks for
+    left_out = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    held = {name: value for name, value in os.environ.items() if name not in left_out}
     done = subprocess.run(
         [str(word) for word in words], cwd=cwd, env=held | env, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def run_each(commands: Path, cwd: Path, *asked: tuple[str, list[str], dict[str, str]]) -> list[str]:
+    """What commands that succeed print, given by name, words and environment."""
+    given = [(str(commands / name), words, env) for name, words, env in asked]
+    said = run(commands / "python", "-c", EACH_COMMAND, json.dumps(given), cwd=cwd)
+    return [json.loads(line) for line in said.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +106,16 @@ def test_the_wheel_has_every_file_of_the_packages(wheel):
 
 @pytest.mark.slow
 def test_what_is_installed_ingests_serves_and_gives_a_batch(commands, tmp_path):
-    for command, more in (("blockstore", ""), ("loaderd", ", protocol ")):
-        said = run(commands / command, "--version", cwd=tmp_path)
-        assert said.startswith(f"{command} {__version__}, store format 3{more}")
+    names = ("blockstore", "loaderd")
+    versions = run_each(commands, tmp_path, *((name, ["--version"], {}) for name in names))
+    for name, more, said in zip(names, ("", ", protocol "), versions, strict=True):
+        assert said.startswith(f"{name} {__version__}, store format 3{more}")
     env = {"NUMBA_DISABLE_JIT": "1"}  # to compile here what was compiled there takes a minute
-    run(commands / "blockstore", "generate", "graph", "--nodes", "60", "--degree", "4",
-        "--features", "5", cwd=tmp_path, **env)  # fmt: skip
+    rng = np.random.default_rng(1)
+    (tmp_path / "graph").mkdir()
+    for name, array in (("edge_index", rng.integers(0, 60, (2, 240))), ("train_idx", np.arange(9)),
+                        ("node_feat", rng.random((60, 5), np.float32))):  # fmt: skip
+        np.save(tmp_path / "graph" / f"{name}.npy", array)
     # small blocks: checksums of whole ones are slow without a compiler
     run(commands / "blockstore", "ingest", "graph", "store", "--no-summary", "--block-size", "16K",
         cwd=tmp_path, **env)  # fmt: skip
@@ -110,11 +139,15 @@ def test_without_torch_a_trainer_says_what_to_install(commands, tmp_path):
 
 
 def test_a_shell_completes_commands_and_options(commands, tmp_path):
-    for words, count, expected in (("blockstore ing", 1, "ingest"),
-                                   ("blockstore ingest --dry", 2, "--dry-run"),
-                                   ("blockstore ingest --order ra", 3, "random")):  # fmt: skip
-        asked = {"COMP_WORDS": words, "COMP_CWORD": str(count)}
-        found = run(
-            commands / "blockstore", cwd=tmp_path, _BLOCKSTORE_COMPLETE="complete_bash", **asked
-        )
-        assert found.split() == [expected]
+    expected = {
+        "blockstore ing": "ingest",
+        "blockstore ingest --dry": "--dry-run",
+        "blockstore ingest --order ra": "random",
+    }
+    asked = [
+        {"COMP_WORDS": text, "COMP_CWORD": str(text.count(" ")),
+         "_BLOCKSTORE_COMPLETE": "complete_bash"}
+        for text in expected
+    ]  # fmt: skip
+    found = run_each(commands, tmp_path, *(("blockstore", [], env) for env in asked))
+    assert [text.split() for text in found] == [[word] for word in expected.values()]

@@ -34,7 +34,11 @@ GRAPHS = {  # name -> ingest options, --mem from the least of its plan to plenty
 
 @pytest.fixture(
     scope="module",
-    params=["small", "planetoid-cora", pytest.param("am-rdf", marks=pytest.mark.long)],
+    params=[
+        "small",
+        pytest.param("planetoid-cora", marks=pytest.mark.long),
+        pytest.param("am-rdf", marks=pytest.mark.long),
+    ],
 )
 def graph(request, dataset, small_graph, tmp_path_factory):
     """(store, --mem from the least to plenty, dataset options)."""

@@ -37,17 +37,19 @@ from tests.graphs import make_csc
 from tests.stores import write_store
 
 DAMAGES = int(os.environ.get("BLOCKSTORE_DAMAGES", "0"))
-FLIPS = int(os.environ.get("BLOCKSTORE_FLIPS", "40"))
+FLIPS = int(os.environ.get("BLOCKSTORE_FLIPS", "20"))
 
 
 @pytest.fixture(scope="module", params=MAKERS)
 def stores(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A store, another one whose arrays have the same shapes, and one of another graph."""
+    """A store, another one whose arrays have the same shapes, and, of one type, another graph's."""
     folder = tmp_path_factory.mktemp(request.param)
-    paths = [folder / name for name in ("store", "content", "graph")]
-    for path, (content, graph) in zip(paths, ((0, 0), (1, 0), (0, 1)), strict=True):
-        MAKERS[request.param](path, content, graph)
-    return paths
+    made = {"store": (0, 0), "content": (1, 0)}
+    if request.param == "one":
+        made["graph"] = (0, 1)
+    for name, (content, graph) in made.items():
+        MAKERS[request.param](folder / name, content, graph)
+    return [folder / name for name in made]
 
 
 def missed(stores: list[Path], damages: list[Damage]) -> tuple[list[str], "Counter[str]"]:
@@ -105,11 +107,18 @@ def test_every_flipped_bit_is_named(stores: list[Path], record_property: Any):
     assert reported.total() == FLIPS
 
 
+@pytest.fixture(scope="module")
+def twenty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of so many nodes."""
+    path = tmp_path_factory.mktemp("twenty") / "store"
+    write_store(path, make_csc([3] * 20, 1), [1, 2])
+    return path
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    """Twenty nodes."""
-    write_store(tmp_path / "store", make_csc([3] * 20, 1), [1, 2])
-    return tmp_path / "store"
+def store(twenty: Path, tmp_path: Path) -> Path:
+    """A copy, to be spoilt."""
+    return Path(shutil.copytree(twenty, tmp_path / "store"))
 
 
 def edit(store: Path, change: Any) -> None:

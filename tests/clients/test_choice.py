@@ -38,7 +38,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["3M", "6M", "64M"])
+@pytest.fixture(scope="module", params=["3M", pytest.param("6M", marks=pytest.mark.long), "64M"])
 def served(request, folder):
     """Both, with hardly room, more, and room for everything."""
     one = daemon(folder / "plain.store", request.param, 2)

@@ -42,7 +42,7 @@ def graph(tmp_path_factory):
     return SimpleNamespace(csc=csc, weights=weights, times=times, store=store)
 
 
-@pytest.fixture(scope="module", params=["3M", "5M", "64M"])
+@pytest.fixture(scope="module", params=["3M", pytest.param("5M", marks=pytest.mark.long), "64M"])
 def served(request, graph):
     """With hardly room for a session, with more, and with room for everything."""
     with daemon(graph.store, request.param, 2) as endpoint:

@@ -1,7 +1,5 @@
 """The clients over a real daemon: PyG's invariants, orders, workers, states, seeds, training."""
 
-import subprocess
-import sys
 import warnings
 from collections import Counter
 from itertools import islice
@@ -19,7 +17,8 @@ from preprocess.ingest.ingest import ingest  # noqa: E402
 from preprocess.ingest.options import IngestOptions  # noqa: E402
 from preprocess.pipeline.progress import Progress  # noqa: E402
 from preprocess.sources.plain import PlainSource  # noqa: E402
-from tests.daemons import ROOT, daemon  # noqa: E402
+from tests.daemons import daemon  # noqa: E402
+from tests.processes import run_main  # noqa: E402
 
 FANOUTS = (6, 4)
 
@@ -233,24 +232,20 @@ def test_pyg_loader_epochs_advance(graph, workers):
     assert {d.epoch for d in loader} == {2}
 
 
-def test_training_learns(graph):
-    command = [sys.executable, "-m", "clients.train", graph.endpoint, "--epochs", "4"]
+def test_training_learns(graph, capsys):
+    command = ["clients.train", graph.endpoint, "--epochs", "4", "--learning-rate", "0.01"]
     options = ["--num-neighbors", "10", "5", "--batch-size", "200", "--hidden", "32"]
-    done = subprocess.run(
-        [*command, *options, "--learning-rate", "0.01"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    *epochs, last = done.stdout.splitlines()
+    code, (out, errors) = run_main(*command, *options), capsys.readouterr()
+    assert code == 0, errors
+    *epochs, last = out.splitlines()
     assert len(epochs) == 4
     assert all("loss" in line and "waiting for data" in line for line in epochs)
     assert last.startswith("test accuracy ")
     assert float(last.split()[-1]) > 0.5  # of 5 classes
 
 
-def test_training_without_a_daemon_says_so_in_one_line(tmp_path):
-    command = [sys.executable, "-m", "clients.train", f"ipc://{tmp_path}/none"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ipc://")
-    assert done.stderr.count("\n") == 1
+def test_training_without_a_daemon_says_so_in_one_line(tmp_path, capsys):
+    assert run_main("clients.train", f"ipc://{tmp_path}/none") == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ipc://")
+    assert errors.count("\n") == 1

@@ -18,9 +18,14 @@ from tests.hopstores import make_hops, write_hop_store  # noqa: E402
 
 
 def content(batch):
-    """All of a batch, as plain values."""
+    """All of a batch, as bytes."""
     found = []
-    batch.map(lambda t: found.append((t.dtype, t.shape, t.reshape(-1).tolist())) or t)
+
+    def note(t):
+        found.append((t.dtype, t.shape, t.reshape(-1).view(torch.uint8).numpy().tobytes()))
+        return t
+
+    batch.map(note)
     return batch.epoch, batch.step, found
 
 

@@ -1,6 +1,7 @@
 """NeighborDataset against a made-up daemon: tensors, epochs, states, workers, what is refused."""
 
 import gc
+import multiprocessing
 import pickle
 from itertools import islice
 
@@ -15,6 +16,7 @@ from clients.torch import NeighborDataset, seed_ids  # noqa: E402
 from loaderd.api.errors import BatchFailed, NoDaemon, Refused, SessionLost  # noqa: E402
 from loaderd.api.protocol import Attach, Detach, Release, Start  # noqa: E402
 from tests.clients.fake import fake_daemon, make_batch, node_rows  # noqa: E402
+from tests.ranks import PRELOADED  # noqa: E402
 
 
 @pytest.fixture
@@ -145,9 +147,16 @@ def test_a_state_of_other_parameters_is_an_error(daemon):
 
 
 @pytest.mark.parametrize(
-    ("context", "persistent"), [("fork", False), ("fork", True), ("spawn", True)]
-)  # spawned for each epoch: in test_end_to_end
+    ("context", "persistent"),
+    [
+        ("fork", False), ("fork", True), ("forkserver", True),
+        pytest.param("spawn", True, marks=pytest.mark.long),
+    ],
+)  # fmt: skip
 def test_workers_keep_the_order(daemon, context, persistent):
+    """A fork server's processes are sent the dataset, as spawned ones are, but have torch."""
+    if context == "forkserver":
+        multiprocessing.set_forkserver_preload(PRELOADED)
     data = dataset(daemon)
     assert len(data) == 5  # the parent holds a session that the workers must not use
     loader = DataLoader(

@@ -48,16 +48,6 @@ print(client.receive().step, flush=True)
 sys.stdin.read()
 """
 
-HANGING = """
-import threading
-from loaderd import __main__
-from loaderd.cli import commands
-from loaderd.server import daemon
-daemon.DRAIN_S = 0.1
-commands.StreamService.drain = lambda self: threading.Event().wait()
-__main__.main()
-"""
-
 
 def run(*words: object) -> "subprocess.CompletedProcess[str]":
     """A command of ours, to its end."""
@@ -99,7 +89,6 @@ def open_sessions(endpoint: str) -> int:
     return len(ask_status(parse_endpoint(endpoint)).sessions)
 
 
-@fresh
 def test_a_dry_run_prints_the_ledger_and_takes_nothing(store, tmp_path):
     endpoint = f"ipc://{tmp_path}/d.sock"
     result = run("loaderd", "serve", store, "--mem", "1T", "--endpoint", endpoint, "--dry-run")
@@ -143,15 +132,15 @@ def test_a_worker_that_hangs_does_not_hold_up_the_end(store, tmp_path):
     endpoint = f"ipc://{tmp_path}/d.sock"
     words = ["serve", str(store), "--endpoint", endpoint, "--mem", "64M"]
     process = subprocess.Popen(
-        [sys.executable, "-c", HANGING, *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-m", "tests.loaderd.hanging", *words],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline().startswith("serving")
     assert stop(process) == 0
     assert list(tmp_path.iterdir()) == []
 
 
-@fresh
 def test_the_start_line_and_the_files(store, tmp_path):
     endpoint = f"ipc://{tmp_path}/d.sock"
     words = [sys.executable, "-m", "loaderd", "serve", str(store), "--endpoint", endpoint]

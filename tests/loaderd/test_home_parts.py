@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -52,9 +52,28 @@ def read_epochs(endpoints: list[str]) -> list[tuple[list[str], set[int], set[int
         return list(pool.map(read, range(len(endpoints))))
 
 
+class Job(NamedTuple):
+    """A store that two ranks divide, and what they get of the whole one."""
+
+    path: Path
+    owner: np.ndarray
+    parts: list[Path]
+    expected: list[tuple[list[str], set[int], set[int]]]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    folder = tmp_path_factory.mktemp("home")
+    path = write_whole(folder / "store")
+    owner = partition_owners(open_store(path), 2)
+    parts = make_parts(path, folder / "m", owner, 2)
+    with serving(path, folder, AMPLE) as (endpoint, _):
+        return Job(path, owner, parts, read_epochs([endpoint] * 2))
+
+
 @pytest.mark.parametrize("stay", [False, True], ids=["rows pass", "regions stay"])
 def test_home_batches_ask_peers_for_each_remote_row_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stay: bool
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stay: bool
 ):
     """Rows that may pass are those that batches want; regions that stay are brought whole.
 
@@ -62,13 +81,8 @@ def test_home_batches_ask_peers_for_each_remote_row_once(
     """
     if not stay:
         pass_all(monkeypatch)
-    path = write_whole(tmp_path / "store")
-    store = open_store(path)
-    owner = partition_owners(store, 2)
-    parts = make_parts(path, tmp_path / "m", owner, 2)
-    with serving(path, tmp_path, AMPLE) as (endpoint, _):
-        expected = read_epochs([endpoint] * 2)
-    with serving_parts(parts, tmp_path, AMPLE) as (endpoints, services, _, _):
+    store, owner, expected = open_store(job.path), job.owner, job.expected
+    with serving_parts(job.parts, tmp_path, AMPLE) as (endpoints, services, _, _):
         found = read_epochs(endpoints)
         asked = [service.status()[2] for service in services]
     per_block = store.rows(split_arrays(store.manifest)[0][1]).geometry.rows_per_block

@@ -46,6 +46,12 @@ def served(request, endpoints):
     return endpoints[mem], plan
 
 
+@pytest.fixture(scope="module")
+def every_edge(graph) -> list[tuple[int, int]]:
+    """Of the graph, as `all_edges`."""
+    return all_edges(graph[0])
+
+
 def all_edges(graph: Csc) -> list[tuple[int, int]]:
     """(source, target) in the order of the columns."""
     targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
@@ -72,13 +78,31 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_batches_are_the_references(graph, served, case):
+# with little memory each case with one plan, and how many hops and draws there are with both
+TIGHT_CASES = {
+    "minibatch": ("all edges", "a list", "three hops", "two ranks"),
+    "hyperbatch": CASES.keys() - {"a list", "two ranks", "no negatives"},
+}
+
+
+@pytest.mark.parametrize(
+    ("served", "case"),
+    [
+        pytest.param(
+            (plan, mem), case, id=f"{plan}-{mem}-{case}",
+            marks=() if mem != TIGHT or case in TIGHT_CASES[plan] else pytest.mark.long,
+        )
+        for plan, mem in SERVED
+        for case in CASES
+    ],
+    indirect=["served"],
+)  # fmt: skip
+def test_batches_are_the_references(graph, every_edge, served, case):
     csc, _ = graph
     endpoint, plan = served
     options = {"num_neighbors": (4, 3), "negatives": "binary", "amount": 1, "exclude": "reverse"}
     options |= {"frontier": "new", "rank": 0, "world_size": 1, "shuffle": True} | CASES[case]
-    edges = all_edges(csc)
+    edges = every_edge
     listed = options.pop("listed", 0)
     if listed:
         rng = np.random.default_rng(listed)
@@ -155,9 +179,9 @@ def test_an_epoch_has_every_edge_once_for_all_ranks_together(graph, endpoints, p
     assert torch.cat(seen).sort().values.tolist() == list(range(num_edges))
 
 
-def test_labels_and_a_state_go_along(graph, served):
+def test_labels_and_a_state_go_along(every_edge, served):
     endpoint, plan = served
-    edges = torch.tensor(all_edges(graph[0])[:40]).t()
+    edges = torch.tensor(every_edge[:40]).t()
     labels = torch.arange(40) % 3
 
     def make() -> LinkDataset:

@@ -2,7 +2,7 @@
 
 import shutil
 from collections import Counter
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -143,12 +143,23 @@ CASES = {
 }
 
 
+@pytest.fixture(scope="module")
+def references(graph):
+    """`expected_epoch` of a case, made once for all budgets and stores."""
+
+    @cache
+    def found(case: str) -> list:
+        return list(expected_epoch(graph, 2, CASES[case], CASES[case].get("reuse", 1)))
+
+    return found
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_batches_are_the_references(graph, endpoint, case):
-    expect_references(graph, endpoint, CASES[case])
+def test_batches_are_the_references(references, endpoint, case):
+    expect_references(references, endpoint, case)
 
 
-def test_batches_from_blocks_that_partitions_share_are_the_same(graph, tmp_path):
+def test_batches_from_blocks_that_partitions_share_are_the_same(graph, references, tmp_path):
     """Blocks of eight pages, of which partitions read their own."""
     csc, weights, _ = graph
     write_store(
@@ -156,20 +167,20 @@ def test_batches_from_blocks_that_partitions_share_are_the_same(graph, tmp_path)
     )
     with daemon(tmp_path / "store", "16M", 2) as endpoint:
         for case in ("both", "weighted"):
-            expect_references(graph, endpoint, CASES[case])
+            expect_references(references, endpoint, case)
 
 
-def expect_references(graph, endpoint: str, options: dict) -> None:
+def expect_references(references, endpoint: str, case: str) -> None:
     """An epoch is what the reference makes of it."""
     data = NeighborDataset(
         endpoint, batch_size=BATCH, seed=SEED, plan="macrobatch", return_e_id=True,
-        macro_partitions=PARTITIONS, **options,
+        macro_partitions=PARTITIONS, **CASES[case],
     )  # fmt: skip
     data.set_epoch(2)
     batches = list(data)
     assert len(batches) == len(data)
     data.close()
-    found = list(expected_epoch(graph, 2, options, options.get("reuse", 1)))
+    found = references(case)
     assert len(batches) == len(found)
     for batch, (index, expected, edges) in zip(batches, found, strict=True):
         at = At(2, batch.step)

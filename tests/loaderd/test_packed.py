@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.loaderd.threaded import serving
 from tests.preprocess.quiet import QUIET
 
 SMALL: dict[str, Any] = {"num_neighbors": (6, 4, 3), "batch_size": 150, "seed": 3}
+LARGE = {"num_neighbors": (6, 4, 3), "batch_size": 200, "seed": 5, "split": "valid"}  # of `large`
 TYPED = SMALL | {"num_neighbors": (4, 3), "input_type": "paper"}
 BY_RELATION = {
     ("author", "writes", "paper"): (3, 2), ("paper", "cites", "paper"): (4, 0),
@@ -46,9 +48,15 @@ CASES: dict[str, tuple[type, dict[str, Any]]] = {
     "hetero": (HeteroDataset, TYPED | {"return_e_id": True}),
     "hetero-layer": (HeteroDataset, TYPED | {"frontier": "layer"}),
     "hetero-labor": (HeteroDataset, TYPED | {"sampler": "labor"}),
-    "hetero-by-relation": (HeteroDataset, TYPED | {"num_neighbors": BY_RELATION}),
+    "hetero-by-relation": (
+        HeteroDataset,
+        TYPED | {"num_neighbors": BY_RELATION, "return_e_id": True},
+    ),
 }
-SIMILAR = ("replace", "labor-layer", "all-in-order", "hetero-layer", "hetero-labor")
+SIMILAR = ("replace", "labor-layer", "all-in-order", "hetero", "hetero-layer", "hetero-labor")
+PLANS = ("minibatch", "hyperbatch")
+# they read with both plans, and have two epochs packed; the others one, plans in turn
+BOTH = ("new", "hetero-by-relation")
 
 
 @pytest.fixture(scope="module")
@@ -71,36 +79,56 @@ def copied(stores: dict[type, Path], tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.long] if n in SIMILAR else []) for n in CASES],
-)
-def test_a_packed_epoch_is_the_sampled_one(name: str, stores: dict[type, Path], tmp_path: Path):
+def plans_of_cases() -> Iterator[Any]:
+    """(case, plans of those who read its pack)."""
+    for i, name in enumerate(CASES):
+        plans = PLANS if name in BOTH else (PLANS[i % 2],)
+        marks = [pytest.mark.long] if name in SIMILAR else []
+        yield pytest.param(name, plans, marks=marks, id=name)
+        if name not in BOTH:
+            other = PLANS[1 - i % 2]
+            yield pytest.param(name, (other,), marks=pytest.mark.long, id=f"{name}-{other}")
+
+
+@pytest.mark.parametrize(("name", "plans"), [*plans_of_cases()])
+def test_a_packed_epoch_is_the_sampled_one(
+    name: str, plans: tuple[str, ...], stores: dict[type, Path], tmp_path: Path
+):
     dataset, options = CASES[name]
+    packed = 2 if name in BOTH else 1
     store = tmp_path / "store"
     shutil.copytree(stores[dataset], store)
     with serving(store, tmp_path) as (endpoint, streams):
         data = dataset(endpoint, plan="minibatch", **options)
-        expected = [digests(data, epoch) for epoch in range(3)]
+        expected = [digests(data, epoch) for epoch in range(packed + 1)]
         assert not is_packed(streams)
         data.close()
-    result = pack(store, options)
+    result = pack(store, options, packed)
     assert all(len(epoch.groups) > 1 for epoch in result.pack.epochs)
     with serving(store, tmp_path) as (endpoint, streams):
-        for plan in ("minibatch", "hyperbatch"):
+        for plan in plans:
             data = dataset(endpoint, plan=plan, **options)
-            assert digests(data, 0) == expected[0]
-            assert is_packed(streams)
-            assert digests(data, 1) == expected[1]
-            assert is_packed(streams)
-            assert digests(data, 2) == expected[2]  # not packed: another stream
+            for epoch in range(packed):
+                assert digests(data, epoch) == expected[epoch]
+                assert is_packed(streams)
+            assert digests(data, packed) == expected[packed]  # not packed: another stream
             assert not is_packed(streams)
             data.close()
 
 
-def test_a_cycle_repeats_packed_epochs_and_those_that_are_not(copied: Path, tmp_path: Path):
+@pytest.fixture(scope="module")
+def packed(stores: dict[type, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pack]:
+    """A store with a pack of two epochs of `SMALL`, for those who only read it."""
+    store = tmp_path_factory.mktemp("packed") / "store"
+    shutil.copytree(stores[NeighborDataset], store)
+    return store, pack(store, SMALL).pack
+
+
+def test_a_cycle_repeats_packed_epochs_and_those_that_are_not(
+    stores: dict[type, Path], packed: tuple[Path, Pack], tmp_path: Path
+):
     options = SMALL | {"plan": "minibatch"}
-    with serving(copied, tmp_path) as (endpoint, _):
+    with serving(stores[NeighborDataset], tmp_path) as (endpoint, _):
         plain, cycle = (NeighborDataset(endpoint, cycle=c, **options) for c in (0, 2))
         epochs = [digests(plain, epoch) for epoch in range(3)]
         assert len({e[0] for e in epochs}) == 3
@@ -108,8 +136,7 @@ def test_a_cycle_repeats_packed_epochs_and_those_that_are_not(copied: Path, tmp_
         assert expected == [*epochs[:2], *epochs[:2]]
         plain.close()
         cycle.close()
-    pack(copied, options)
-    with serving(copied, tmp_path) as (endpoint, streams):
+    with serving(packed[0], tmp_path) as (endpoint, streams):
         data = NeighborDataset(endpoint, cycle=2, **options)
         assert [digests(data, epoch) for epoch in range(4)] == expected
         assert is_packed(streams)
@@ -148,10 +175,12 @@ def read_by_an_epoch(pack: Pack, epoch: int) -> int:
     return pages * PAGE_BYTES
 
 
-def test_an_epoch_reads_its_part_of_the_pack_and_nothing_else(copied: Path, tmp_path: Path):
+def test_an_epoch_reads_its_part_of_the_pack_and_nothing_else(
+    packed: tuple[Path, Pack], tmp_path: Path
+):
     options = SMALL | {"plan": "minibatch"}
-    made = pack(copied, options).pack
-    with serving(copied, tmp_path) as (endpoint, streams):
+    store, made = packed
+    with serving(store, tmp_path) as (endpoint, streams):
         data, seen = NeighborDataset(endpoint, **options), []
         for epoch in (0, 1, 0):
             before = counters(streams)["bytes_read"]
@@ -171,10 +200,9 @@ def test_an_epoch_reads_its_part_of_the_pack_and_nothing_else(copied: Path, tmp_
     assert after["bytes_read"] >= sum(seen)  # those of a session that has ended count, too
 
 
-def test_what_was_taken_is_given_back(copied: Path, tmp_path: Path):
+def test_what_was_taken_is_given_back(packed: tuple[Path, Pack], tmp_path: Path):
     options = SMALL | {"plan": "minibatch"}
-    pack(copied, options)
-    with serving(copied, tmp_path) as (endpoint, streams):
+    with serving(packed[0], tmp_path) as (endpoint, streams):
         before = streams.status()[0]
         for _ in range(3):
             data = NeighborDataset(endpoint, **options)
@@ -198,12 +226,20 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
-def test_auto_reads_a_pack_where_not_all_is_in_memory(large: Path, tmp_path: Path):
-    options = {"num_neighbors": (6, 4, 3), "batch_size": 200, "seed": 5}
-    with serving(large, tmp_path, 64 << 20) as (endpoint, _):
-        data = NeighborDataset(endpoint, **options)
-        expected = [digests(data, epoch) for epoch in range(2)]
+@pytest.fixture(scope="module")
+def expected(large: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """Digests of two epochs of `LARGE`, without a pack and with room for all."""
+    with serving(large, tmp_path_factory.mktemp("expected"), 64 << 20) as (endpoint, _):
+        data = NeighborDataset(endpoint, **LARGE)
+        found = [digests(data, epoch) for epoch in range(2)]
         data.close()
+    return found
+
+
+def test_auto_reads_a_pack_where_not_all_is_in_memory(
+    large: Path, expected: list[list[str]], tmp_path: Path
+):
+    options = LARGE
     pack(large, options, 1, hot=400_000, group=200_000)
     for mem, packed in ((64 << 20, False), (8 << 20, True)):
         with serving(large, tmp_path, mem) as (endpoint, streams):
@@ -219,7 +255,7 @@ def test_auto_reads_a_pack_where_not_all_is_in_memory(large: Path, tmp_path: Pat
 def test_the_bytes_of_a_pack_do_not_depend_on_memory_or_threads(
     large: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    options = {"num_neighbors": (6, 4, 3), "batch_size": 200, "seed": 5}
+    options = LARGE
     found, folder, together = [], large.with_name("store.packs"), []
     sample = BlockSampler.sample
 
@@ -231,18 +267,19 @@ def test_the_bytes_of_a_pack_do_not_depend_on_memory_or_threads(
     for mem, threads in ((64 << 20, 1), (5 << 20, 2), (64 << 20, 3)):
         result = pack(large, options, 1, 400_000, 100_000, mem, threads)
         found.append({str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()})
-        assert result.seeds == 2000
+        assert result.seeds == 1000
+        assert len(result.pack.epochs[0].groups) > 1
         shutil.rmtree(folder)
         assert bool(together) == (mem < 64 << 20 or threads == 3)
     assert found[0] == found[1] == found[2]
 
 
 def test_a_pack_that_has_no_room_is_left_out(large: Path, tmp_path: Path, caplog: Any):
-    options = {"num_neighbors": (6, 4, 3), "batch_size": 200, "seed": 5, "plan": "minibatch"}
+    options = LARGE | {"plan": "minibatch"}
     pack(large, options, 1, hot=4 << 20, group=1 << 20)
     with serving(large, tmp_path, 5 << 20) as (endpoint, streams):
         data = NeighborDataset(endpoint, **options)
-        assert len(digests(data, 0)) == 10
+        assert len(digests(data, 0)) == 5
         assert not is_packed(streams)
         data.close()
     shutil.rmtree(large.with_name("store.packs"))
@@ -250,20 +287,18 @@ def test_a_pack_that_has_no_room_is_left_out(large: Path, tmp_path: Path, caplog
     assert "of the arena" in record.fields["reason"]
 
 
-def test_one_group_at_a_time_serves_a_pack_in_little_memory(large: Path, tmp_path: Path):
+def test_one_group_at_a_time_serves_a_pack_in_little_memory(
+    large: Path, expected: list[list[str]], tmp_path: Path
+):
     """If two groups have no room together, the next one is read after the last was released."""
-    options = {"num_neighbors": (6, 4, 3), "batch_size": 200, "seed": 5, "plan": "minibatch"}
-    with serving(large, tmp_path, 64 << 20) as (endpoint, _):
-        data = NeighborDataset(endpoint, **options)
-        expected = digests(data, 0)
-        data.close()
+    options = LARGE | {"plan": "minibatch"}
     pack(large, options, 1, hot=400_000, group=1 << 20)
     found = set()
     for mem in range(7 << 20, 3 << 20, -(1 << 18)):
         with serving(large, tmp_path, mem) as (endpoint, streams):
             data = NeighborDataset(endpoint, **options)
             try:
-                assert digests(data, 0) == expected
+                assert digests(data, 0) == expected[0]
                 found.add(areas_of_groups(streams))
             except Refused:  # nor is there room without the pack
                 break
@@ -273,9 +308,10 @@ def test_one_group_at_a_time_serves_a_pack_in_little_memory(large: Path, tmp_pat
     assert {1, 2} <= found
 
 
-def test_sessions_of_other_parameters_do_not_see_the_pack(copied: Path, tmp_path: Path):
-    pack(copied, SMALL)
-    with serving(copied, tmp_path) as (endpoint, streams):
+def test_sessions_of_other_parameters_do_not_see_the_pack(
+    packed: tuple[Path, Pack], tmp_path: Path
+):
+    with serving(packed[0], tmp_path) as (endpoint, streams):
         for other in (
             {"seed": 4}, {"batch_size": 149}, {"split": "valid"}, {"num_neighbors": (6, 4)},
             {"return_e_id": True}, {"world_size": 2}, {"edge_features": True},
@@ -302,8 +338,9 @@ def tried(data: Any) -> tuple[list[str], str]:
 
 
 def test_a_flipped_bit_of_any_file_is_named(copied: Path, tmp_path: Path, caplog: Any):
-    options = SMALL | {"plan": "minibatch"}
+    options = SMALL | {"plan": "minibatch", "split": "valid"}
     made = pack(copied, options, 1)
+    assert len(made.pack.epochs[0].groups) > 1
     folder, whole = made.path, tmp_path / "whole"
     with serving(copied, tmp_path) as (endpoint, _):
         data = NeighborDataset(endpoint, **options)

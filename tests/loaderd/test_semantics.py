@@ -1,5 +1,6 @@
 """What a hop expands and how it draws, end to end against plain Python, for both plans."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from loaderd.api.errors import Refused
 from tests.daemons import daemon
 from tests.differences import At, same_batch
 from tests.graphs import Csc, make_csc
-from tests.reference import Labor, make_epoch_key, permute, sample_batch
+from tests.reference import Labor, SampledBatch, make_epoch_key, permute, sample_batch
 from tests.stores import write_store
 
 SEED, BATCH, TRAIN = 3, 8, 40
@@ -68,9 +69,31 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_batches_are_the_references(graph, served, case):
+@pytest.fixture(scope="module")
+def references(graph):
+    """The batches of a case, made once for all plans."""
     csc, weights, _ = graph
+    key = make_epoch_key(SEED, 2)
+    order = [permute(i, TRAIN, key) for i in range(TRAIN)]
+
+    @cache
+    def found(case: str) -> list[SampledBatch]:
+        options = CASES[case]
+        return [
+            sample_batch(
+                csc.indptr, csc.indices, order[step * BATCH : (step + 1) * BATCH],
+                options["num_neighbors"], SEED, 2, step, options.get("frontier", "new"),
+                options.get("replace", False), weights if options.get("weighted") else None,
+                labor=Labor.of(options),
+            )
+            for step in range(TRAIN // BATCH)
+        ]  # fmt: skip
+
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_batches_are_the_references(served, references, case):
     endpoint, plan = served
     options = CASES[case]
     data = NeighborDataset(
@@ -80,15 +103,7 @@ def test_batches_are_the_references(graph, served, case):
     batches = list(data)
     data.close()
     assert len(batches) == TRAIN // BATCH
-    key = make_epoch_key(SEED, 2)
-    order = [permute(i, TRAIN, key) for i in range(TRAIN)]
-    for step, batch in enumerate(batches):
-        expected = sample_batch(
-            csc.indptr, csc.indices, order[step * BATCH : (step + 1) * BATCH],
-            options["num_neighbors"], SEED, 2, step, options.get("frontier", "new"),
-            options.get("replace", False), weights if options.get("weighted") else None,
-            labor=Labor.of(options),
-        )  # fmt: skip
+    for step, (batch, expected) in enumerate(zip(batches, references(case), strict=True)):
         same_batch(At(2, step), batch, expected)
 
 

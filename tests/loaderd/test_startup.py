@@ -64,7 +64,7 @@ def test_a_signal_while_modules_are_imported_is_a_clean_end(store, tmp_path, num
 def test_a_signal_at_a_random_moment_of_a_start_is_a_clean_end(store, tmp_path):
     """Before Python has read our first line the kernel ends the process: -SIGTERM."""
     draw, ends = Random(3), Counter[int]()
-    for _ in range(int(os.environ.get("STARTS", "4"))):
+    for _ in range(int(os.environ.get("STARTS", "2"))):
         process = start(store, tmp_path)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(draw.uniform(0.05, 3))

@@ -23,7 +23,23 @@ from tests.golden_cases import (
 RECORDED = json.loads(FILE.read_text())
 
 
-@pytest.mark.parametrize(("name", "cases"), [("plain", PLAIN), ("hetero", HETERO)])
+# every plan, edges that have rows, and links; `--long`: all that are recorded
+SOME = {
+    "plain": ("edge-features", "hyperbatch", "macrobatch", "links-binary", "hops-chunks",
+              "hops-rows"),
+    "hetero": ("hetero-weighted", "hetero-macrobatch"),
+}  # fmt: skip
+EVERY = {"plain": PLAIN, "hetero": HETERO}
+
+
+@pytest.mark.parametrize(
+    ("name", "cases"),
+    [
+        *((name, {case: EVERY[name][case] for case in some}) for name, some in SOME.items()),
+        *(pytest.param(name, all_of, marks=pytest.mark.long) for name, all_of in EVERY.items()),
+    ],
+    ids=["plain", "hetero", "all-plain", "all-hetero"],
+)
 def test_batches_of_a_dealt_store_are_those_that_were_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, cases: dict[str, Case]
 ) -> None:

@@ -1,6 +1,8 @@
 """Plans of subgraphs end to end against plain Python, for any memory, threads, ranks, restarts."""
 
 import re
+from contextlib import ExitStack
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,11 +42,37 @@ def graph(tmp_path_factory) -> tuple[Csc, np.ndarray, Path]:
     return csc, weights, store
 
 
-@pytest.fixture(scope="module", params=BUDGETS, ids=[mem for mem, _ in BUDGETS])
-def endpoint(request, graph):
-    """Daemons with little memory, with more, and with room for all."""
-    with daemon(graph[2], *request.param) as endpoint:
+@pytest.fixture(scope="module")
+def endpoint_of(graph):
+    """Of a daemon with such a budget."""
+    with ExitStack() as daemons:
+
+        @cache
+        def endpoint(mem: str, workers: int) -> str:
+            return daemons.enter_context(daemon(graph[2], mem, workers))
+
         yield endpoint
+
+
+@pytest.fixture(params=BUDGETS, ids=[mem for mem, _ in BUDGETS])
+def endpoint(request, endpoint_of):
+    """With little memory, with more, and with room for all."""
+    return endpoint_of(*request.param)
+
+
+def with_budget(*chosen: str) -> pytest.MarkDecorator:
+    """With other ones --long; that budgets change no batch, the first test of a sampler shows."""
+    params = [
+        pytest.param(budget, id=budget[0], marks=() if budget[0] in chosen else pytest.mark.long)
+        for budget in BUDGETS
+    ]
+    return pytest.mark.parametrize("endpoint", params, indirect=True)
+
+
+@pytest.fixture(scope="module")
+def expected_of(graph):
+    """`expected_step` of the graph, made once for all budgets."""
+    return cache(partial(expected_step, graph[0]))
 
 
 def dataset(endpoint: str, plan: str, **more: Any) -> NeighborDataset:
@@ -84,7 +112,9 @@ class SamplerConformance:
 
     plan: ClassVar[str]
 
-    def check_epoch(self, graph: Any, endpoint: str, rank: int = 0, world: int = 1) -> None:
+    def check_epoch(
+        self, graph: Any, expected_of: Any, endpoint: str, rank: int = 0, world: int = 1
+    ) -> None:
         csc, weights, _ = graph
         data = dataset(endpoint, self.plan, rank=rank, world_size=world, edge_weights=True)
         data.set_epoch(EPOCH)
@@ -93,7 +123,7 @@ class SamplerConformance:
         data.close()
         for batch in batches:
             at = At(EPOCH, batch.step)
-            places, expected = expected_step(csc, self.plan, batch.step, len(data), rank, world)
+            places, expected = expected_of(self.plan, batch.step, len(data), rank, world)
             at.same("input_id", batch.input_id, places)
             assert batch.batch_size == len(places)
             same_batch(at, batch, expected, np.arange(csc.indices.size))
@@ -103,13 +133,15 @@ class SamplerConformance:
             else:
                 assert batch.batch is None
 
-    def test_batches_are_those_of_the_twin(self, graph, endpoint):
-        self.check_epoch(graph, endpoint)
+    def test_batches_are_those_of_the_twin(self, graph, expected_of, endpoint):
+        self.check_epoch(graph, expected_of, endpoint)
 
-    def test_ranks_have_batches_of_their_own(self, graph, endpoint):
+    @with_budget("3M")
+    def test_ranks_have_batches_of_their_own(self, graph, expected_of, endpoint):
         for rank in range(2):
-            self.check_epoch(graph, endpoint, rank, 2)
+            self.check_epoch(graph, expected_of, endpoint, rank, 2)
 
+    @with_budget("12M")
     def test_a_run_left_anywhere_goes_on_as_if_it_had_not_been(self, endpoint):
         data = dataset(endpoint, self.plan)
         whole = [batch.edge_index.tolist() for batch in data]
@@ -198,6 +230,7 @@ def test_the_documents_sampler_is_served_by_a_daemon(graph, tmp_path, monkeypatc
             pass
 
 
+@with_budget("12M")
 def test_the_documents_norms_of_saint_are_what_was_counted(graph, endpoint):
     norms: dict[str, Any] = {"endpoint": endpoint}
     exec(snippets()[1], norms)
@@ -214,6 +247,7 @@ def test_the_documents_norms_of_saint_are_what_was_counted(graph, endpoint):
     assert (weights >= 1).all()
 
 
+@with_budget("3M")
 def test_a_run_is_refused_by_a_line_that_says_what_to_do(graph, endpoint, tmp_path):
     for plan, more, line in (
         ("cluster", {"subgraph": {"parts": 2}}, "plan 'cluster': found the option 'parts', "

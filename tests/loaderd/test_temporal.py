@@ -55,9 +55,20 @@ def served(request, endpoint):
     return endpoint, request.param
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("strategy", ["uniform", "last"])
-@pytest.mark.parametrize("frontier", ["new", "layer"])
+@pytest.mark.parametrize(
+    ("served", "strategy", "strict", "frontier"),
+    [  # each value beside each other one
+        pytest.param(
+            plan, strategy, strict, frontier,
+            marks=() if (i + j + k) % 2 == m else pytest.mark.long,
+        )
+        for i, strict in enumerate((False, True))
+        for j, strategy in enumerate(("uniform", "last"))
+        for k, frontier in enumerate(("new", "layer"))
+        for m, plan in enumerate(("minibatch", "hyperbatch"))
+    ],
+    indirect=["served"],
+)  # fmt: skip
 def test_nodes_see_what_was_before_them(graph, served, strategy, strict, frontier):
     csc, times, _ = graph
     endpoint, plan = served
@@ -97,7 +108,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("served", "case"),
+    [
+        pytest.param(plan, case, marks=() if i % 2 == j else pytest.mark.long)
+        for i, case in enumerate(CASES)
+        for j, plan in enumerate(("minibatch", "hyperbatch"))
+    ],
+    indirect=["served"],
+)
 def test_edges_see_what_was_before_them(graph, served, case):
     csc, times, _ = graph
     endpoint, plan = served

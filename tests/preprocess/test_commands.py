@@ -2,6 +2,8 @@
 
 import errno
 import json
+import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -13,6 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from preprocess.__main__ import app
+from tests import processes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -151,22 +154,35 @@ def test_a_disk_that_is_full_for_other_writers_too(
     assert list(tmp_path.iterdir()) == []
 
 
+def limited(limit: int, words: list[str]) -> tuple[int, str]:
+    """Exit code and output of a command in a process that may write files of so many bytes."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            os.dup2(writing, 2)
+            with os.fdopen(2, "w") as sys.stderr:
+                sys.stdout = sys.stderr
+                code = processes.run_main("preprocess", *words)
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        said = stream.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
+
+
 def test_a_file_too_large_for_the_limit_of_the_process(folder: Path, tmp_path: Path):
     """RLIMIT_FSIZE of 6 KiB: the first shard does not fit."""
-    script = (
-        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6144, 6144))\n"
-        "from preprocess.__main__ import main; main()"
-    )
-    words = [sys.executable, "-c", script, "ingest", folder, tmp_path / "store"]
-    result = subprocess.run(
-        [*map(str, words), "--block-size", "4K", "--edge-ids"],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert result.returncode == 2, result.stderr
-    assert result.stderr.splitlines()[-1].startswith(f"error: {tmp_path}")
-    assert "File too large" in result.stderr
-    assert f"stays in {tmp_path}/.store.work: the same command goes on" in result.stderr
-    good(*words[3:], "--block-size", "4K", "--edge-ids")
+    words = ["ingest", str(folder), str(tmp_path / "store"), "--block-size", "4K", "--edge-ids"]
+    code, said = limited(6144, words)
+    assert code == 2, said
+    assert said.splitlines()[-1].startswith(f"error: {tmp_path}")
+    assert "File too large" in said
+    assert f"stays in {tmp_path}/.store.work: the same command goes on" in said
+    good(*words)
     assert [p.name for p in tmp_path.iterdir()] == ["store"]
 
 
@@ -187,15 +203,11 @@ def test_a_terminated_ingest_leaves_the_store_or_what_goes_on(folder: Path, tmp_
 
 def test_types_that_nothing_leads_to_are_named(dataset, tmp_path: Path):
     """Papers of ACM: their neighborhoods are empty unless reverses are added."""
-    source = dataset("hetero-acm")
-    command = [sys.executable, "-m", "preprocess", "ingest", str(source)]
-    said = [
-        subprocess.run(
-            [*command, str(tmp_path / name), *options], cwd=ROOT, capture_output=True, text=True,
-            check=True, timeout=120,
-        ).stderr
-        for name, options in (("as-is", []), ("both", ["--undirected"]))
-    ]  # fmt: skip
+    source, said = dataset("hetero-acm"), []
+    for name, options in (("as-is", []), ("both", ["--undirected"])):
+        result = run("ingest", source, tmp_path / name, *options)
+        assert result.exit_code == 0, result.output
+        said.append(result.stderr)
     assert "no relation leads to" in said[0]
     assert "no relation leads to" not in said[1]
 

@@ -1,5 +1,6 @@
 """Several types, relations and edge arrays, against plain Python, for any memory."""
 
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,7 @@ def check_types(store: Store, source: Any) -> list[int]:
     return order
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(source=graphs(), options=POLICIES, order=ORDERS)
 def test_stores_hold_what_the_definition_says(tmp_path_factory, source, options, order):
     options = replace(options, order=order, block_bytes=4096)
@@ -154,21 +155,27 @@ def test_stores_hold_what_the_definition_says(tmp_path_factory, source, options,
         )
 
 
-def citations() -> Graph:
-    """Papers, authors and venues: 4,000 nodes, four relations, hubs, every kind of array."""
+def citations(relations: Container[str] = ("cites", "writes", "appears", "knows")) -> Graph:
+    """Papers, authors and venues: 4,000 nodes, four relations, hubs, every kind of array.
+
+    Of fewer relations, and of the types that these join, if so asked.
+    """
     rng = np.random.default_rng(5)
     sizes = {"paper": 2500, "author": 1490, "venue": 10}
     graph = Graph()
     x = rng.standard_normal((2500, 40)).astype(np.float32)
     graph.add_type("paper", 2500, x=x, year=rng.integers(0, 50, 2500), y=rng.random(2500))
     graph.add_type("author", 1490)
-    graph.add_type("venue", 10, x=rng.random((10, 7)))
+    if "appears" in relations or "knows" in relations:
+        graph.add_type("venue", 10, x=rng.random((10, 7)))
     for src, name, dst, count, names in (
         ("paper", "cites", "paper", 30_000, {"weight", "attr"}),
         ("author", "writes", "paper", 20_000, {"time", "weight", "kind"}),
         ("paper", "appears", "venue", 2500, {"attr"}),
         ("venue", "knows", "venue", 0, {"weight", "attr"}),
     ):
+        if name not in relations:
+            continue
         pairs = rng.random((count, 2)) ** 2 * (sizes[src], sizes[dst])
         arrays = edge_arrays(names, count)
         arrays = {n: a.astype(np.int32) if n == "kind" else a for n, a in arrays.items()}
@@ -187,7 +194,7 @@ def tight(monkeypatch: pytest.MonkeyPatch):
     ("order", "undirected"),
     [
         ("bfs", True),
-        ("source", False),
+        pytest.param("source", False, marks=pytest.mark.long),
         pytest.param("degree", True, marks=pytest.mark.long),
         pytest.param("random", False, marks=pytest.mark.long),
     ],
@@ -199,9 +206,8 @@ def test_memory_does_not_show(tmp_path: Path, order: str, undirected: bool):
     smallest = least(source, tmp_path / "least", options)
     assert smallest <= 3 << 20
     fingerprints = {open_store(tmp_path / "least").manifest.fingerprint}
-    for i, mem in enumerate((5 << 20, 1 << 30)):
-        path, told = tmp_path / str(i), replace(options, mem_bytes=max(mem, smallest))
-        fingerprints.add(ingest(source, path, told, QUIET).manifest.fingerprint)
+    roomy = replace(options, mem_bytes=1 << 30)
+    fingerprints.add(ingest(source, tmp_path / "roomy", roomy, QUIET).manifest.fingerprint)
     assert len(fingerprints) == 1
     verify_store(tmp_path / "least")
     store, told = open_store(tmp_path / "least"), source.with_reverses(options.undirected)
@@ -211,11 +217,17 @@ def test_memory_does_not_show(tmp_path: Path, order: str, undirected: bool):
 
 @pytest.mark.parametrize(
     ("order", "mem"),
-    [("bfs", 16), ("bfs", 1024), ("degree", 16), ("random", 1024), ("source", 16)],
+    [
+        ("bfs", 16),
+        pytest.param("bfs", 1024, marks=pytest.mark.long),
+        pytest.param("degree", 16, marks=pytest.mark.long),
+        ("random", 1024),
+        ("source", 16),
+    ],
 )
 @pytest.mark.usefixtures("tight")
 def test_the_plan_names_the_stages_that_are_run(tmp_path: Path, order: str, mem: int):
-    source, split = citations(), (0.5, 0.25, 0.25)
+    source, split = citations({"cites", "writes"}), (0.5, 0.25, 0.25)
     options = IngestOptions(
         mem_bytes=mem << 20,
         block_bytes=4096,
@@ -232,7 +244,7 @@ def test_the_plan_names_the_stages_that_are_run(tmp_path: Path, order: str, mem:
 
 
 def test_a_partition_comes_first_and_the_order_inside_it(tmp_path: Path):
-    source = citations()
+    source = citations({"cites", "appears"})
     partition = np.random.default_rng(0).integers(0, 5, 4000).astype(np.uint32)
     options = IngestOptions(block_bytes=4096, order="degree")
     manifest = ingest_parts(partition, source, tmp_path / "store", options)
@@ -256,7 +268,7 @@ def test_the_random_order_follows_the_seed(tmp_path: Path):
     for i, seed in enumerate((1, 1, 2)):
         options = IngestOptions(order="random", seed=seed)
         path = tmp_path / str(i)
-        ingest(citations(), path, options, QUIET)
+        ingest(citations({"cites"}), path, options, QUIET)
         store = open_store(path)
         found.append(read_rows(store, store.manifest.types[0].original_id).tolist())
     assert found[0] == found[1] != found[2]

@@ -29,20 +29,27 @@ OPTIONS = replace(PLAIN, hops=ASKED)
 
 
 @pytest.fixture(scope="module")
-def plain(small_graph: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What a store without hops is, file by file."""
-    path = tmp_path_factory.mktemp("plain") / "store"
+def both(
+    small_graph: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, str], dict[str, str]]:
+    """A store file by file: without hops, then with those that the other command makes."""
+    path = tmp_path_factory.mktemp("apart") / "store"
     ingest(PlainSource(small_graph), path, PLAIN, QUIET)
-    return tree(path)
+    bare = tree(path)
+    make_hops(path, ASKED, QUIET)
+    return bare, tree(path)
 
 
 @pytest.fixture(scope="module")
-def apart(small_graph: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def plain(both: tuple[dict[str, str], dict[str, str]]) -> dict[str, str]:
+    """What a store without hops is, file by file."""
+    return both[0]
+
+
+@pytest.fixture(scope="module")
+def apart(both: tuple[dict[str, str], dict[str, str]]) -> dict[str, str]:
     """What the two commands make, file by file."""
-    path = tmp_path_factory.mktemp("apart") / "store"
-    ingest(PlainSource(small_graph), path, PLAIN, QUIET)
-    make_hops(path, ASKED, QUIET)
-    return tree(path)
+    return both[1]
 
 
 def test_the_bytes_are_those_of_both_commands(
@@ -62,7 +69,9 @@ def test_the_bytes_are_those_of_both_commands(
     assert "sym+loops, 2 hops; ppr:0.7+loops, 2 hops" in text
 
 
-@pytest.mark.parametrize("stage", ["_choose", "_keep", "commit"])
+@pytest.mark.parametrize(
+    "stage", [pytest.param("_choose", marks=pytest.mark.long), "_keep", "commit"]
+)
 def test_a_stopped_one_goes_on_in_its_propagation(
     small_graph: Path,
     tmp_path: Path,

@@ -141,7 +141,7 @@ def test_dtypes_of_features(tmp_path: Path):
         assert np.array_equal(read_rows(store, array), expected)
 
 
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(
     x=hnp.arrays(
         np.float32, st.tuples(st.integers(1, 20), st.integers(1, 5)),

@@ -12,7 +12,7 @@ from tests.preprocess.export.test_export import same_files
 from tests.preprocess.test_commands import good
 
 LARGE = "coauthor-physics"  # 1.2 GB of features when dense: they stay where they are
-LONG = {"am-rdf", "hetero-dblp", LARGE}
+LONG = {"am-rdf", "hetero-dblp", "kg-fb15k237", LARGE}
 TWICE = {"hetero-acm", "kg-fb15k237", "deezer-hu"}
 GRAPHS = {
     "am-rdf": "plain",

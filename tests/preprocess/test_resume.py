@@ -25,7 +25,7 @@ from preprocess.pipeline.result import StageResult
 from preprocess.pipeline.work import StageRecord, WorkFolder
 from preprocess.sources.plain import PlainSource
 from tests.preprocess.kills import run_and_kill
-from tests.preprocess.naive import ArraySource
+from tests.preprocess.naive import ArraySource, Graph
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_hetero import citations
 from tests.preprocess.test_stores import least, rows_for
@@ -50,31 +50,36 @@ def tight(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(plan, "_FIXED_BYTES", 0)
 
 
+def papers() -> Graph:
+    """`citations` without the types and relations that are read as the others are."""
+    return citations({"cites", "writes"})
+
+
 @pytest.mark.usefixtures("tight")
 def test_kills_at_any_moment_change_nothing(tmp_path: Path):
     """Each kill is of the run that goes on; after its end another begins."""
     target, kills, resumed = tmp_path / "store", 0, 0
-    smallest = least(citations(), tmp_path / "whole", OPTIONS)
+    smallest = least(papers(), tmp_path / "whole", OPTIONS)
     begun = time.monotonic()
     shutil.rmtree(tmp_path / "whole")
-    ingest(citations(), tmp_path / "whole", replace(OPTIONS, mem_bytes=smallest), QUIET)
+    ingest(papers(), tmp_path / "whole", replace(OPTIONS, mem_bytes=smallest), QUIET)
     expected, whole_s = tree(tmp_path / "whole"), time.monotonic() - begun
     moments = random.Random(7)
     for attempt in range(200):
         mem = moments.choice([smallest, 8 << 20, 1 << 30])  # goes on with other memory too
         options = replace(OPTIONS, mem_bytes=mem)
-        run = partial(ingest, citations(), target, options, QUIET)
+        run = partial(ingest, papers(), target, options, QUIET)
         ended = run_and_kill(run, moments.uniform(0, whole_s * 0.6))
         kills += not ended
         if target.exists():
             assert tree(target) == expected, f"attempt {attempt}"
             shutil.rmtree(target)
-        if kills >= 6:
+        if kills >= 3:
             break
         resumed += (tmp_path / ".store.work" / "journal.json").exists()
-    assert kills == 6
+    assert kills == 3
     assert resumed > 0
-    result = ingest(citations(), target, OPTIONS, QUIET)
+    result = ingest(papers(), target, OPTIONS, QUIET)
     assert tree(target) == expected
     assert len(result.stages) > 20
     assert sorted(p.name for p in tmp_path.iterdir()) == ["store", "whole"]
@@ -85,11 +90,11 @@ def test_a_kill_as_the_store_has_taken_its_name_leaves_nothing_to_go_on_with(tmp
     target = tmp_path / "store"
     with monkeypatch.context() as patch:
         patch.setattr(WorkFolder, "remove", lambda work: None)
-        ingest(citations(), target, OPTIONS, QUIET)
+        ingest(papers(), target, OPTIONS, QUIET)
     assert (tmp_path / ".store.work" / "journal.json").exists()
     expected = tree(target)
     shutil.rmtree(target)
-    ingest(citations(), target, OPTIONS, QUIET)
+    ingest(papers(), target, OPTIONS, QUIET)
     assert tree(target) == expected
 
 
@@ -159,8 +164,16 @@ def test_a_stopped_run_goes_on_behind_its_last_stage(tmp_path: Path):
     assert not [s.name for s in result.stages if not s.resumed and s.name in kept]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The store of `folder_of`, file by file."""
+    folder = tmp_path_factory.mktemp("whole")
+    ingest(folder_of(folder / "in"), folder / "store", OPTIONS, QUIET)
+    return tree(folder / "store")
+
+
 @pytest.mark.parametrize("change", ["options", "content", "time", "fresh", "journal", "file"])
-def test_other_inputs_begin_from_scratch(tmp_path: Path, change: str):
+def test_other_inputs_begin_from_scratch(tmp_path: Path, whole: dict[str, str], change: str):
     source, target = folder_of(tmp_path / "in"), tmp_path / "store"
     stopped(source, target, "nodes/node/features/x")
     options, work = OPTIONS, tmp_path / ".store.work"
@@ -179,8 +192,10 @@ def test_other_inputs_begin_from_scratch(tmp_path: Path, change: str):
         (work / "rank").write_bytes(b"cut")
     result = ingest(PlainSource(tmp_path / "in"), target, options, QUIET, fresh=change == "fresh")
     assert not any(s.resumed for s in result.stages)
-    ingest(PlainSource(tmp_path / "in"), tmp_path / "whole", options, QUIET)
-    assert tree(target) == tree(tmp_path / "whole")
+    if change in ("options", "content"):
+        ingest(PlainSource(tmp_path / "in"), tmp_path / "whole", options, QUIET)
+        whole = tree(tmp_path / "whole")
+    assert tree(target) == whole
 
 
 def test_more_memory_may_go_on(tmp_path: Path):

@@ -52,7 +52,7 @@ def stored(store: Store) -> list[naive.Edge]:
     return found
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(graph=edge_lists(), options=POLICIES, order=ORDERS, seed=st.integers(0, 99))
 def test_a_store_holds_what_the_definition_says(tmp_path_factory, graph, options, order, seed):
     num_nodes, pairs = graph
@@ -112,11 +112,8 @@ def test_memory_does_not_show(tmp_path: Path, edge_ids: bool, undirected: bool, 
     smallest = least(source, tmp_path / "least", options)
     assert smallest <= 2 << 20
     fingerprints = {open_store(tmp_path / "least").manifest.fingerprint}
-    for i, mem in enumerate((3 << 20, 6 << 20, 1 << 30)):
-        manifest = ingest(
-            source, tmp_path / str(i), replace(options, mem_bytes=max(mem, smallest)), QUIET
-        ).manifest
-        fingerprints.add(manifest.fingerprint)
+    options = replace(options, mem_bytes=1 << 30)
+    fingerprints.add(ingest(source, tmp_path / "roomy", options, QUIET).manifest.fingerprint)
     assert len(fingerprints) == 1
     verify_store(tmp_path / "least")
 
@@ -196,7 +193,8 @@ def test_a_disk_that_fills_up_at_any_write_leaves_what_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     rng = np.random.default_rng(1)
-    source = ArraySource(500, rng.integers(0, 500, (9000, 2)), rows_for(500, 2))
+    rows = {name: rows_for(500, 2)[name] for name in ("x", "train")}
+    source = ArraySource(500, rng.integers(0, 500, (9000, 2)), rows)
     options = IngestOptions(block_bytes=4096, edge_ids=True, mem_bytes=1 << 20)
     counter = FullDisk(10**9)
     with monkeypatch.context() as patch:
@@ -205,7 +203,7 @@ def test_a_disk_that_fills_up_at_any_write_leaves_what_goes_on(
     total = 10**9 - counter.left
     fingerprint = open_store(tmp_path / "store").manifest.fingerprint
     kept = sorted(tmp_path.iterdir())
-    for writes in sorted({*range(0, total, max(1, total // 12)), total - 1}):
+    for writes in sorted({*range(0, total, max(1, total // 6)), total - 1}):
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", FullDisk(writes))
             with pytest.raises(OutOfSpace, match=r"No space left") as caught:

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 from blockstore.owners import write_owners
 from blockstore.store import open_store
 from tests.daemons import ROOT
+from tests.processes import run_main
 from tests.tools.tiny import TINY, by_side
 from tools.bench import epochs, gpu, objects, peers, ranks, trainers
 from tools.bench.figure import Chart, Series, draw
@@ -109,7 +110,7 @@ def test_larger_batches_bring_fewer_rows_a_step(folder, draws):
     given = ranks.LargeOptions(
         folder, nodes=3000, degree=8, features=16, mem="32M", fanouts=(5, 5), batch_size=4
     )
-    rows = [ranks.read_epoch(given, given.store(), draws, k)["rows"] for k in (1, 4, 16, 64)]
+    rows = [ranks.read_epoch(given, given.store(), draws, k)["rows"] for k in (4, 16, 64)]
     assert rows == sorted(set(rows), reverse=True)
 
 
@@ -195,11 +196,9 @@ def test_objects_into_a_cache_and_a_plain_loop(folder):
             assert min(f["GB_per_s"] for f in figures) > 0
 
 
-def test_the_command_lists_its_benches():
-    command = [sys.executable, "-m", "tools.bench", "speed"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert f"{{{','.join(BENCHES)}}}" in done.stderr
+def test_the_command_lists_its_benches(capsys):
+    assert run_main("tools.bench", "speed") == 2
+    assert f"{{{','.join(BENCHES)}}}" in capsys.readouterr().err
 
 
 def test_gpu_by_the_same_steps_on_the_host(folder):

@@ -10,11 +10,11 @@ from tools import command, memory, tree
 def test_a_killed_command_goes_on_to_the_same_store(small_graph, tmp_path):
     out = tmp_path / "lines"
     options = ["--", "--undirected", "--edge-ids", "--block-size", "4K"]
-    words = ["ingest", str(small_graph), "--folder", str(tmp_path), "--mem", "256M", "--kills", "3"]
+    words = ["ingest", str(small_graph), "--folder", str(tmp_path), "--mem", "256M", "--kills", "2"]
     *kills, whole = memory.main([*words, "--out", str(out), *options])
     assert [json.loads(line) for line in out.read_text().splitlines()] == [*kills, whole]
     assert all(0 < k["after_s"] < whole["seconds"] for k in kills)
-    assert len({k["after_s"] for k in kills}) == 3
+    assert len({k["after_s"] for k in kills}) == 2
     for kill in kills:
         assert kill["stages"] in (0, len(whole["stages"]))  # 0: the store was there
     assert [p.name for p in tmp_path.iterdir()] == ["lines"]

@@ -198,7 +198,7 @@ def test_a_store_has_the_degrees_that_were_ingested(small_store: Path) -> None:
 @pytest.mark.parametrize(
     ("mem", "plan", "within"),
     [
-        ("24M", "minibatch", 0.2),
+        pytest.param("24M", "minibatch", 0.2, marks=pytest.mark.long),
         ("24M", "macrobatch", 0.2),
         ("8M", "hyperbatch", 0.2),
         ("7M", "minibatch", 0.4),  # predicted 1.33 times what is counted

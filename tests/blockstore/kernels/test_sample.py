@@ -58,11 +58,18 @@ def test_picks_are_numbered_in_block_order(held, fanout, key, replace, first, da
     ]
 
 
-@pytest.mark.parametrize("block_bytes", [4096, 16384, 65536])
-@pytest.mark.parametrize("fanout", [-1, 5, 64, 65, 400])
-def test_a_multi_block_column_is_sampled_over_all_its_blocks(block_bytes, fanout):
+@pytest.mark.parametrize(
+    ("block_bytes", "fanout"),
+    [(4096, -1), (4096, 5), (4096, 64), (4096, 65), (4096, 400), (16384, -1), (65536, 64)]
+    + [pytest.param(65536, fanout, marks=pytest.mark.long) for fanout in (-1, 5, 65, 400)],
+)
+@pytest.mark.parametrize(
+    "edge_id_dtype", ["uint32", pytest.param("uint64", marks=pytest.mark.long)]
+)  # the second is compiled for this test alone
+def test_a_multi_block_column_is_sampled_over_all_its_blocks(block_bytes, fanout, edge_id_dtype):
     degrees = [3, 0, 10 * block_bytes // 4, 0, 5, 3 * block_bytes // 4, 2]
-    held = hold(make_csc(degrees, 1, "uint32", "uint64"), block_bytes, "uint32", "uint64", 50)
+    graph = make_csc(degrees, 1, "uint32", edge_id_dtype)
+    held = hold(graph, block_bytes, "uint32", edge_id_dtype, 50)
     sampler = Sampler(held, range(7), uniform(fanout, 9))
     assert (np.array(degrees) > held.capacity).sum() == 2
     assert sample_present(held, range(7), fanout, 9) == expected(held, range(7), fanout, 9)

@@ -158,7 +158,9 @@ def test_pages_that_a_crash_has_torn_come_again(
     assert ranges(proxy)
 
 
-@pytest.mark.parametrize("kind", ["refuse", "reset", "cut", "changed"])
+@pytest.mark.parametrize(
+    "kind", ["refuse", pytest.param("reset", marks=pytest.mark.long), "cut", "changed"]
+)
 def test_what_fails_now_and_then_is_tried_again(
     proxy: Proxy, whole: Path, opened: Callable[..., ObjectStores], kind: str
 ) -> None:
@@ -175,7 +177,7 @@ def test_what_fails_now_and_then_is_tried_again(
     [
         ("refuse", "503 Service Unavailable, SlowDown"),
         ("reset", "connection"),
-        ("cut", "connection"),
+        pytest.param("cut", "connection", marks=pytest.mark.long),  # as of a reset
         ("changed", "has another checksum"),
         ("silent", "no answer in time"),
         ("denied", "access is refused (403 Forbidden, AccessDenied)"),

@@ -106,7 +106,7 @@ def test_epochs_in_a_new_order_are_near_the_optimum(made: Any) -> None:
     rng, each = np.random.default_rng(2), 64
     trace = [
         list(range(p * each, (p + 1) * each))
-        for _ in range(8)
+        for _ in range(5)
         for p in rng.permutation(PAGES // each).tolist()
     ]
     assert share(made, trace) <= 1.15
@@ -115,7 +115,7 @@ def test_epochs_in_a_new_order_are_near_the_optimum(made: Any) -> None:
 def test_ascending_passes_are_near_the_optimum(made: Any) -> None:
     rng = np.random.default_rng(3)
     trace = []
-    for _ in range(8):  # each wants most of the pages
+    for _ in range(5):  # each wants most of the pages
         wanted = np.flatnonzero(rng.random(PAGES) < 0.8)
         trace += [part.tolist() for part in np.array_split(wanted, 64)]
     assert share(made, trace) <= 1.15
@@ -134,7 +134,7 @@ def test_blocks_stay_by_heat(made: Any) -> None:
     rng = np.random.default_rng(4)
     chance = 1 / np.arange(1, PAGES // BLOCK + 1)
     blocks = rng.permutation(PAGES // BLOCK)[
-        rng.choice(PAGES // BLOCK, 4000, p=chance / chance.sum())
+        rng.choice(PAGES // BLOCK, 2000, p=chance / chance.sum())
     ]
     trace = [list(range(b * BLOCK, (b + 1) * BLOCK)) for b in blocks.tolist()]
     recent, fetched = OrderedDict[int, None](), 0  # least recently used, block by block
@@ -152,7 +152,7 @@ def rounds(fresh: int, again: int) -> list[np.ndarray]:
     Which of them come again no interval says; the others come when all pages have been fresh.
     """
     rng, found, before = np.random.default_rng(6), list[np.ndarray](), np.empty(0, np.int64)
-    order = np.concatenate([rng.permutation(PAGES) for _ in range(4)])
+    order = np.concatenate([rng.permutation(PAGES) for _ in range(3)])
     for low in range(0, order.size - fresh, fresh):
         now = order[low : low + fresh]
         found.append(np.union1d(now, rng.choice(before, again) if before.size else before))
@@ -255,7 +255,7 @@ def test_whatever_is_held_has_its_bytes_and_the_size_holds(
     def work(seed: int) -> None:
         rng = np.random.default_rng(seed)
         with shard.open("rb", buffering=0) as file:
-            for _ in range(150):
+            for _ in range(60):
                 first, count = int(rng.integers(PAGES - 300)), int(rng.integers(1, 300))
                 some = np.unique(first + rng.integers(0, count, count))
                 with pages.hold("a", some, crcs, False):

@@ -21,7 +21,7 @@ from tests.buckets import BUCKET, Proxy, proxied
 from tests.daemons import ROOT
 from tests.loaderd.parts import partition_owners, write_whole
 
-KILLS = 12
+KILLS = 6
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_a_push_and_a_pull_that_are_killed_go_on(proxy: Proxy, whole: Path, tmp_
     killer, url = Killer(proxy), f"s3://{BUCKET}/killed/graph"
     codes = []
     for i in range(KILLS):
-        codes.append(killer.run(3 + 3 * i, "push", whole, url))
+        codes.append(killer.run(3 + 6 * i, "push", whole, url))
         if codes[-1] == 0:
             break
         # without a manifest there is no store
@@ -87,7 +87,7 @@ def test_a_push_and_a_pull_that_are_killed_go_on(proxy: Proxy, whole: Path, tmp_
     assert killer.run(-1, "push", whole, url) == 0
     target, codes = tmp_path / "pulled", []
     for i in range(KILLS):
-        codes.append(killer.run(3 + i, "pull", url, target))
+        codes.append(killer.run(3 + 2 * i, "pull", url, target))
         if codes[-1] == 0:
             break
         assert not target.exists()
@@ -115,7 +115,7 @@ def test_a_damaged_store_is_not_pushed(proxy: Proxy, whole: Path, tmp_path: Path
     with store.rows(store.manifest.types[0].features["x"]).shards[0].open("r+b") as file:
         file.write(b"x")
     with pytest.raises(StoreError, match="crc32c of the page"):
-        push(store, f"s3://{BUCKET}/damaged/graph", 2, lambda _: None)
+        push(store, f"s3://{BUCKET}/damaged/graph", 20, lambda _: None)
 
 
 def test_a_part_is_not_pushed(proxy: Proxy, tmp_path: Path) -> None:
@@ -123,4 +123,4 @@ def test_a_part_is_not_pushed(proxy: Proxy, tmp_path: Path) -> None:
     write_owners(store, "o", partition_owners(store, 2), 2, {})
     make_part(store, tmp_path / "part", plan_part(store, "o", 0), lambda _: None)
     with pytest.raises(StoreError, match="blockstore push expects a whole store"):
-        push(open_store(tmp_path / "part"), f"s3://{BUCKET}/part/graph", 2, lambda _: None)
+        push(open_store(tmp_path / "part"), f"s3://{BUCKET}/part/graph", 20, lambda _: None)

@@ -1,7 +1,8 @@
 """Inference in pieces against the model over the whole graph in memory; kills; refusals."""
 
 import hashlib
-import subprocess
+import os
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -26,10 +27,11 @@ from preprocess.ingest.ingest import ingest  # noqa: E402
 from preprocess.ingest.options import IngestOptions  # noqa: E402
 from preprocess.pipeline.work import WorkFolder  # noqa: E402
 from preprocess.sources.plain import PlainSource  # noqa: E402
-from tests.daemons import ROOT, daemon  # noqa: E402
+from tests.daemons import daemon  # noqa: E402
 from tests.graphs import make_csc  # noqa: E402
 from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402
 from tests.preprocess.quiet import QUIET  # noqa: E402
+from tests.processes import run_main  # noqa: E402
 from tests.stores import write_store  # noqa: E402
 
 GIB = 1 << 30
@@ -240,11 +242,31 @@ def checkpoint(path, model):
     return path
 
 
-def command(*words, **options):
-    return subprocess.Popen(
-        [sys.executable, "-m", "clients.infer", *map(str, words)], cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
-    )  # fmt: skip
+class Command:
+    """`python -m clients.infer` as a fork of this process, which has imported torch."""
+
+    def __init__(self, *words):
+        pipes = [os.pipe(), os.pipe()]
+        self.pid = os.fork()
+        if self.pid == 0:
+            for standard, (_, writing) in enumerate(pipes, start=1):
+                os.dup2(writing, standard)
+            sys.stdout, sys.stderr = os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
+            code = 1
+            try:
+                code = run_main("clients.infer", *map(str, words))
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        for _, writing in pipes:
+            os.close(writing)
+        self.out, self.errors = (os.fdopen(reading) for reading, _ in pipes)
+
+    def ended(self):
+        """(exit code, what it wrote to both streams), of a command that writes little."""
+        with self.out, self.errors:
+            found = self.out.read(), self.errors.read()
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), *found
 
 
 @pytest.mark.slow
@@ -253,12 +275,12 @@ def test_the_command_is_killed_and_goes_on_at_a_daemons_store(graph, tmp_path):
     saved = checkpoint(tmp_path / "model.pt", model)
     infer(model, graph.store, tmp_path / "whole.npy")
     with daemon(graph.store, "32M", 1) as endpoint:
-        killed = command(endpoint, saved, tmp_path / "y.npy")
-        assert killed.stderr is not None
-        killed.stderr.readline()  # a layer is over
-        killed.kill()
-        killed.communicate(timeout=60)
-        out, errors = command(endpoint, saved, tmp_path / "y.npy").communicate(timeout=60)
+        killed = Command(endpoint, saved, tmp_path / "y.npy")
+        killed.errors.readline()  # a layer is over
+        os.kill(killed.pid, signal.SIGKILL)
+        assert killed.ended()[0] == -signal.SIGKILL
+        code, out, errors = Command(endpoint, saved, tmp_path / "y.npy").ended()
+    assert code == 0, errors
     assert "4,000 rows of 5" in out, errors
     assert (tmp_path / "y.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
     assert not list(tmp_path.glob(".*"))
@@ -311,7 +333,7 @@ def test_a_checkpoint_says_which_model_it_is_of(graph, tmp_path, kind):
     assert digest(tmp_path / "one.npy") == digest(tmp_path / "two.npy")
 
 
-def test_a_checkpoint_that_does_not_fit_is_refused(graph, tmp_path):
+def test_a_checkpoint_that_does_not_fit_is_refused(graph, tmp_path, capsys):
     manifest = open_store(graph.store).manifest
     (tmp_path / "text.pt").write_text("no checkpoint")
     torch.save({"model": {"weight": torch.ones(2)}}, tmp_path / "other.pt")
@@ -319,9 +341,9 @@ def test_a_checkpoint_that_does_not_fit_is_refused(graph, tmp_path):
         with pytest.raises(Refused, match=r"expected a checkpoint of clients\.train"):
             load_model(tmp_path / name, manifest)
     narrow = checkpoint(tmp_path / "narrow.pt", GraphSage(7, 8, 3))
-    process = command(graph.store, narrow, tmp_path / "y.npy")
-    out, errors = process.communicate(timeout=60)
-    assert (process.returncode, out) == (2, "")
+    code = run_main("clients.infer", *map(str, (graph.store, narrow, tmp_path / "y.npy")))
+    out, errors = capsys.readouterr()
+    assert (code, out) == (2, "")
     assert errors == (
         "error: model: the first layer takes 7 numbers, expected the store's 24 features x; give "
         "the model of this store\n"

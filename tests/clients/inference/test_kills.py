@@ -85,14 +85,15 @@ def killed_at(run: Callable[[], object], number: int) -> bool:
     return ended != 0
 
 
-def moments(events: list[str]) -> list[int]:
-    """In each stage the first, the last and some of the events between, and all of the end."""
+def moments(events: list[str], more: bool) -> list[int]:
+    """In each stage an event between and the last one, or `more`; some of the end."""
     over = [i for i, what in enumerate(events) if what == "after WorkFolder.finish"]
     chosen, begun = set[int](), 0
     for end in over:
-        chosen |= {begun, (2 * begun + end) // 3, (begun + 2 * end) // 3, end - 1, end}
+        chosen |= {(begun + 2 * end) // 3, end}
+        chosen |= {begun, (2 * begun + end) // 3, end - 1} if more else set()
         begun = end + 1
-    return sorted(chosen | set(range(begun, len(events), max(1, (len(events) - begun) // 6))))
+    return sorted(chosen | set(range(begun, len(events), max(1, (len(events) - begun) // 5))))
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_a_kill_in_each_stage_changes_no_byte(request, tmp_path, kind, suffix, n
     events = events_of(lambda: infer(model, graph.store, whole, mem_bytes=mem))
     assert {what.split()[1] for what in events} > {"RowsWriter.append", "WorkFolder.finish"}
     stages, kills = set(), 0
-    for number in moments(events):
+    for number in moments(events, request.config.getoption("--long")):
         kills += killed_at(lambda: infer(model, graph.store, out, mem_bytes=mem), number)
         work = tmp_path / f".{out.name}.work"
         stages.add((work / "journal.json").exists())
@@ -149,7 +150,7 @@ def test_a_kill_while_the_store_gets_an_array_leaves_it_whole(store, tmp_path):
     (t,) = open_store(store).manifest.types
     expected = np.load(tmp_path / "y.npy")[read_rows(open_store(store), t.original_id)]
     events, kills = events_of(lambda: infer(model, store, "array:first")), 0
-    for number in moments(events):
+    for number in moments(events, more=True):
         name = f"y{number}"
         kills += killed_at(lambda name=name: infer(model, store, f"array:{name}"), number)
         verify_store(store)

@@ -245,7 +245,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights_and_tables(
     assert tables_of(given) == tables
 
 
-@pytest.mark.parametrize("world", [2, 4, pytest.param(8, marks=pytest.mark.long)])
+@pytest.mark.parametrize("world", [4, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 8))])
 def test_after_a_rank_was_killed_all_go_on_to_the_same_weights_and_tables(
     served, ranks, tmp_path, world
 ):

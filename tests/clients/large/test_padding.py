@@ -81,7 +81,15 @@ def test_padded_batches_give_what_the_others_give(batches, kind, dtype, bound):
     assert padding.larger == 0
 
 
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(
+    ("kind", "batches"),
+    [
+        pytest.param(kind, frontier, marks=() if frontier == usual else pytest.mark.long)
+        for kind, usual in (("sage", "new"), ("gcn", "layer"), ("gat", "new"))
+        for frontier in ("new", "layer")
+    ],
+    indirect=["batches"],
+)
 def test_a_model_is_compiled_once(batches, kind):
     dynamo.reset()
     dynamo.utils.counters.clear()

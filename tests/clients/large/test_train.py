@@ -1,8 +1,6 @@
 """Training by plan "large": the weights of minibatches with draws of their own, and after stops."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -18,8 +16,8 @@ from clients.train import train  # noqa: E402
 from loaderd.api.errors import Refused  # noqa: E402
 from tests.clients.ddp_trainer import trained  # noqa: E402
 from tests.clients.small_job import job_settings, serve_graph  # noqa: E402
-from tests.daemons import ROOT  # noqa: E402
 from tests.differences import flat  # noqa: E402
+from tests.processes import run_main  # noqa: E402
 
 RANKS = 2
 SHARED = {"frontier": "layer", "draws": "shared", "large_batches": 3}
@@ -159,10 +157,10 @@ def test_options_that_do_not_go_together_are_refused(served, wrong, text):
     assert "\n" not in str(caught.value)
 
 
-def test_the_command_trains(served):
-    command = [sys.executable, "-m", "clients.train", served, "--plan", "large", "--epochs", "1"]
+def test_the_command_trains(served, capsys):
+    command = ["clients.train", served, "--plan", "large", "--epochs", "1"]
     options = "--frontier layer --draws shared --large-batches 4 --num-neighbors 4 3"
     words = [*options.split(), "--second-fanout", "3,2", "--device", "cpu", "--batch-size", "40"]
-    done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "test accuracy" in done.stdout
+    code, (out, errors) = run_main(*command, *words), capsys.readouterr()
+    assert code == 0, errors
+    assert "test accuracy" in out

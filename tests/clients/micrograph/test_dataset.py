@@ -109,15 +109,21 @@ def check(ranks: list[list], stored, placed, epoch: int = 0, key=lambda step: st
             at.same("x[:, 1]", batch.x[:, 1], [2.0 * node for node in expected.n_id])
 
 
-@pytest.mark.parametrize("name", OWNERS)
+WAYS = [
+    ("roomy", "minibatch", "owner map"), ("roomy", "hyperbatch", "hyperbatches of"),
+    ("tight", "minibatch", "owner map"), ("tight", "auto", "hyperbatches of"),
+    ("remote", "auto", "owner map"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("place", "plan", "sign"),
-    [
-        ("roomy", "minibatch", "owner map"), ("roomy", "hyperbatch", "hyperbatches of"),
-        ("tight", "minibatch", "owner map"), ("tight", "auto", "hyperbatches of"),
-        ("remote", "auto", "owner map"),
+    ("place", "plan", "sign", "name"),
+    [  # each way with two maps, each map with three ways or more; all with --long
+        pytest.param(*way, name, marks=() if (i + j) % 3 else pytest.mark.long)
+        for i, way in enumerate(WAYS)
+        for j, name in enumerate(OWNERS)
     ],
-)  # fmt: skip
+)
 def test_each_rank_trains_what_it_owns(served, stored, place, plan, sign, name):
     data, owner = open_ranks(getattr(served, place), name, plan=plan), stored.maps[name]
     for epoch in range(2):

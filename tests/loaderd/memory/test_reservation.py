@@ -310,7 +310,10 @@ class ReservationMachine(RuleBasedStateMachine):
         assert graph.file_blocks == sum(self.num_blocks[f] for f in set(self.files))
 
 
-ReservationMachine.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None
-)
 TestAnySequenceOfPins = ReservationMachine.TestCase
+TestAnySequenceOfPins.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.long
+class TestMoreSequencesOfPins(ReservationMachine.TestCase):
+    settings = settings(max_examples=400, stateful_step_count=40, deadline=None)

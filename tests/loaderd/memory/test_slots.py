@@ -224,4 +224,9 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestModel.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.long
+class TestModelForLonger(Model.TestCase):
+    settings = settings(max_examples=120, stateful_step_count=25, deadline=None)

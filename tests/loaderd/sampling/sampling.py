@@ -12,7 +12,7 @@ from msgspec import structs
 from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader
 from blockstore.store import Store, open_store
-from loaderd.api.protocol import Temporal
+from loaderd.api.protocol import Resolved, Temporal
 from loaderd.memory.ledger import make_sizes
 from loaderd.memory.residency import GraphPool, Residency
 from loaderd.memory.workspace import Carver, Workspace, carve_workspace, clear_workspace
@@ -64,6 +64,7 @@ class Made(NamedTuple):
     store: Store
     seeds: Any  # uint32 (TRAIN,)
     seed_times: Any  # int64 (TRAIN,)
+    known: dict[Any, Any]  # batches of the reference, by resolved parameters and unit
 
 
 def make(folder: Path) -> Made:
@@ -79,7 +80,7 @@ def make(folder: Path) -> Made:
     seeds[:2] = (5, 17)
     write_store(folder / "store", graph, seeds, weights=weights, times=times)
     store = open_store(folder / "store")
-    return Made(graph, weights, times, store, seeds, rng.integers(0, 9, TRAIN))
+    return Made(graph, weights, times, store, seeds, rng.integers(0, 9, TRAIN), {})
 
 
 class Parts(NamedTuple):
@@ -139,28 +140,38 @@ class Found(NamedTuple):
     trees: Any
 
 
-def same(parts: Parts, unit: Unit, found: Found) -> None:
-    """A batch is the reference's."""
-    made, resolved = parts.made, parts.plan.resolved
-    options = tuple(fanouts[0] for fanouts in resolved.fanouts)
-    at, own = At(unit.epoch, unit.step), range(unit.start, unit.stop)
+def expected_of(parts: Parts, unit: Unit) -> Any:
+    """The batch of the reference, which is made once for all memories, threads and orders."""
+    key = parts.plan.resolved, unit
+    if key not in parts.made.known:
+        parts.made.known[key] = _reference(parts.made, parts.plan.resolved, unit)
+    return parts.made.known[key]
+
+
+def _reference(made: Made, resolved: Resolved, unit: Unit) -> Any:
+    options, own = tuple(fanouts[0] for fanouts in resolved.fanouts), range(unit.start, unit.stop)
     key = make_epoch_key(SEED, unit.epoch)
     places = [permute(i, TRAIN, key) if resolved.shuffle else i for i in own]
     seeds = made.seeds[places].tolist()
     graph = made.graph.indptr, made.graph.indices
     position = SEED, unit.epoch, unit.step
-    expected: Any
     if (temporal := resolved.temporal) is None:
-        expected = sample_batch(
+        return sample_batch(
             *graph, seeds, options, *position, resolved.frontier, resolved.replace,
             made.weights if resolved.weighted else None,
         )  # fmt: skip
-    else:
-        limits = [int(made.seed_times[p]) - temporal.strict for p in places]
-        expected = sample_trees(
-            *graph, made.times, seeds, limits, [tree_number(i) for i in own], options, *position,
-            temporal.strategy == "last", resolved.frontier,
-        )  # fmt: skip
+    limits = [int(made.seed_times[p]) - temporal.strict for p in places]
+    return sample_trees(
+        *graph, made.times, seeds, limits, [tree_number(i) for i in own], options, *position,
+        temporal.strategy == "last", resolved.frontier,
+    )  # fmt: skip
+
+
+def same(parts: Parts, unit: Unit, found: Found) -> None:
+    """A batch is the reference's."""
+    resolved, expected = parts.plan.resolved, expected_of(parts, unit)
+    at = At(unit.epoch, unit.step)
+    if resolved.temporal is not None:
         at.same("trees", found.trees, expected.trees, expected.n_id)
     n_id, structure = expected.n_id, found.structure
     at.same("n_id", found.n_id, n_id, n_id)

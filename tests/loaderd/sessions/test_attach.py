@@ -86,7 +86,7 @@ def test_sessions_come_and_go_beside_one_at_work_at_budgets_below_the_data(store
             with ThreadPoolExecutor(1) as working:
 
                 def work(first=first):
-                    for run in range(1, 4):
+                    for run in range(1, 3):
                         seen: list[str] = []
                         assert serve(first, run, STEPS, seen) is None
                         assert seen == calm

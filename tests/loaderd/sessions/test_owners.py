@@ -21,7 +21,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Store ids are those of the source; 170,000 edges."""
     path = tmp_path_factory.mktemp("owners") / "store"
     graph = make_csc(np.random.default_rng(1).integers(0, 30, NODES), 2)
-    write_store(path, graph, range(0, NODES, 10))
+    write_store(path, graph, range(0, NODES, 20))
     write_owners(open_store(path), "five", OWNER, 5, {})
     return path
 
@@ -38,7 +38,7 @@ def epoch_of(store: Path, mem: int, whole: bool, **fields: Any) -> list[dict[str
     trainer = serving.attach("hyperbatch", batch_size=BATCH, owners="five", **fields)
     trainer.start()
     found = []
-    for step in range(NODES // 10 // BATCH):
+    for step in range(NODES // 20 // BATCH):
         batch = trainer.take(step)
         assert batch is not None
         arrays = batch.structure.arrays

@@ -131,11 +131,11 @@ def test_the_memory_that_a_refusal_names_passes_the_check_and_no_less_does(
     ("plan", "block_bytes", "workers", "request_"),
     [
         ("minibatch", 4096, 4, REQUESTS[1]),
-        ("minibatch", 65536, 1, REQUESTS[2]),
-        ("auto", 65536, 4, REQUESTS[1]),
+        pytest.param("minibatch", 65536, 1, REQUESTS[2], marks=pytest.mark.long),
+        pytest.param("auto", 65536, 4, REQUESTS[1], marks=pytest.mark.long),
         ("hyperbatch", 65536, 1, REQUESTS[2]),
         ("hyperbatch", 4096, 4, REQUESTS[0]),
-        ("minibatch", 4096, 1, HOME),
+        pytest.param("minibatch", 4096, 1, HOME, marks=pytest.mark.long),
         ("hyperbatch", 65536, 2, HOME),
     ],
 )
@@ -171,7 +171,10 @@ def test_the_memory_that_a_refusal_of_hops_names_is_enough_and_no_less_is(
     walk(lambda mem: attempt(hops, mem, plan, 2, request))
 
 
-@pytest.mark.parametrize(("workers", "request_"), [(1, REQUESTS[1]), (4, REQUESTS[2])])
+@pytest.mark.parametrize(
+    ("workers", "request_"),
+    [pytest.param(1, REQUESTS[1], marks=pytest.mark.long), (4, REQUESTS[2])],
+)
 def test_hyperbatches_are_refused_in_no_budget_in_which_minibatches_are_served(
     stores: dict[int, Path], workers: int, request_: dict[str, Any]
 ):

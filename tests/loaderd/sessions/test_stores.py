@@ -21,7 +21,7 @@ from tests.loaderd.harness import Client
 from tests.loaderd.serving import Serving, Trainer
 from tests.stores import write_store
 
-NODES, BATCH, STEPS, WAIT_S = 3000, 100, 30, 30
+NODES, BATCH, STEPS, WAIT_S = 3000, 200, 15, 30
 
 
 def make_store(path: Path, seed: int) -> Path:

@@ -1,6 +1,7 @@
 """Ranks of one job at one stream: each batch is built once, rows are read once for all of them."""
 
 import queue
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +40,9 @@ def streams_of(serving: Serving) -> int:
     return serving.service.status()[2]["streams"]
 
 
+@cache
 def alone(store: Path, rank: int, plan: str, mem: int) -> tuple[list[list[bytes]], int]:
-    """Two epochs of one rank, and what is read for them."""
+    """Two epochs of one rank, and what is read for them; made once for all tests."""
     serving = Serving(store, mem)
     trainer, found = attach(serving, rank, plan), []
     for epoch in range(2):
@@ -52,8 +54,15 @@ def alone(store: Path, rank: int, plan: str, mem: int) -> tuple[list[list[bytes]
     return found, read
 
 
-@pytest.mark.parametrize("mem", [ROOM, TIGHT])
-@pytest.mark.parametrize("plan", ["minibatch", "hyperbatch", "auto"])
+@pytest.mark.parametrize(
+    ("plan", "mem"),
+    [
+        ("minibatch", ROOM), ("hyperbatch", TIGHT), ("auto", TIGHT),
+        pytest.param("minibatch", TIGHT, marks=pytest.mark.long),
+        pytest.param("hyperbatch", ROOM, marks=pytest.mark.long),
+        pytest.param("auto", ROOM, marks=pytest.mark.long),
+    ],
+)  # fmt: skip
 def test_ranks_share_a_stream_and_get_their_own_batches(store, plan, mem):
     expected = [alone(store, rank, plan, mem) for rank in range(WORLD)]
     serving = Serving(store, mem)
@@ -76,7 +85,9 @@ def test_ranks_share_a_stream_and_get_their_own_batches(store, plan, mem):
         assert read <= 1.05 * max(read for _, read in expected)
 
 
-@pytest.mark.parametrize("behind", [1, STEPS_BEHIND + 6, 2 * STEPS_BEHIND])
+@pytest.mark.parametrize(
+    "behind", [1, pytest.param(STEPS_BEHIND + 6, marks=pytest.mark.long), 2 * STEPS_BEHIND]
+)
 def test_a_rank_that_comes_late_joins_the_others(store, behind):
     """However far behind it is: its batches are its own, so that none is built twice."""
     serving = Serving(store, ROOM)
@@ -124,8 +135,14 @@ def test_another_job_does_not_hold_up_the_first_nor_wait_for_it(store, epoch, be
     serving.close()
 
 
-@pytest.mark.parametrize("mem", [ROOM, TIGHT])
-@pytest.mark.parametrize("plan", ["minibatch", "hyperbatch"])
+@pytest.mark.parametrize(
+    ("plan", "mem"),
+    [
+        ("minibatch", ROOM), ("hyperbatch", TIGHT),
+        pytest.param("minibatch", TIGHT, marks=pytest.mark.long),
+        pytest.param("hyperbatch", ROOM, marks=pytest.mark.long),
+    ],
+)  # fmt: skip
 def test_a_rank_waits_for_the_others_before_it_begins_the_next_epoch(store, plan, mem):
     """As far ahead as the stream lets it be; another stream would take memory from all of them."""
     expected = [alone(store, rank, plan, mem)[0] for rank in range(WORLD)]
@@ -179,8 +196,14 @@ def test_a_rank_that_stops_holds_up_the_next_epoch_for_a_while_only(store, monke
     serving.close()
 
 
-@pytest.mark.parametrize("mem", [ROOM, TIGHT])
-@pytest.mark.parametrize("plan", ["minibatch", "hyperbatch"])
+@pytest.mark.parametrize(
+    ("plan", "mem"),
+    [
+        ("minibatch", ROOM), ("hyperbatch", TIGHT),
+        pytest.param("minibatch", TIGHT, marks=pytest.mark.long),
+        pytest.param("hyperbatch", ROOM, marks=pytest.mark.long),
+    ],
+)  # fmt: skip
 def test_one_stream_has_batches_enough_for_every_rank(store, plan, mem):
     """A rank for which there is none would take memory for a stream of its own."""
     serving = Serving(store, mem)

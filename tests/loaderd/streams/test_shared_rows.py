@@ -12,7 +12,8 @@ from tests.loaderd.serving import Serving, Ticks, Trainer
 from tests.stores import write_store
 
 NODES, BATCH, MEM = 20_000, 50, 16 << 20
-STEPS = NODES // 5 // BATCH
+SEEDS = np.arange(0, NODES, 10)
+STEPS = SEEDS.size // BATCH
 ASKED: dict[str, Any] = {"num_neighbors": (4, 4), "batch_size": BATCH}
 
 
@@ -22,7 +23,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     graph = make_csc(np.random.default_rng(3).integers(0, 30, NODES), 3)
     sources = graph.indices.astype(np.int64) ** 3 // NODES**2
     path = tmp_path_factory.mktemp("shared-rows") / "store"
-    write_store(path, graph._replace(indices=sources), np.arange(0, NODES, 5), width=128)
+    write_store(path, graph._replace(indices=sources), SEEDS, width=128)
     return path
 
 

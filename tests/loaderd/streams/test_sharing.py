@@ -1,6 +1,7 @@
 """Sessions that share a stream: the same bytes, read once; who falls behind holds nobody up."""
 
 import threading
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,10 +38,11 @@ def plan(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@cache
 def solo(
     store: Path, mem: int, plan: str, epochs: int = 1, steps: int = STEPS, **fields: Any
 ) -> tuple[list[list[bytes]], int]:
-    """What one trainer gets, and the bytes that are read for it."""
+    """What one trainer gets, and the bytes that are read for it; made once for all tests."""
     serving = Serving(store, mem)
     one, found = serving.attach(plan, **fields), []
     for epoch in range(epochs):

@@ -31,7 +31,7 @@ def streams(serving: Serving) -> int:
 
 
 @pytest.mark.usefixtures("nobody_falls_behind")
-@pytest.mark.parametrize("plan", ["minibatch", "hyperbatch"])
+@pytest.mark.parametrize("plan", [pytest.param("minibatch", marks=pytest.mark.long), "hyperbatch"])
 def test_who_can_have_no_room_is_told_at_once_what_would_do(store: Path, plan: str):
     """Nobody's stream is closed for it; with the number it says, both are served."""
     fields = {"plan": plan, **LARGE}

@@ -60,7 +60,7 @@ def begin(trainer: Trainer, epoch: int, step: int, stride: int) -> None:
 @pytest.mark.parametrize(
     ("plan", "mem"),
     [
-        ("minibatch", ROOM), ("hyperbatch", TIGHT),
+        ("hyperbatch", TIGHT), pytest.param("minibatch", ROOM, marks=pytest.mark.long),
         pytest.param("minibatch", TIGHT, marks=pytest.mark.long),
         pytest.param("hyperbatch", ROOM, marks=pytest.mark.long),
     ],

@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -578,4 +579,9 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.long
+class TestModelForLonger(Model.TestCase):
+    settings = settings(max_examples=300, stateful_step_count=30, deadline=None)

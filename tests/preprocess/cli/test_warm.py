@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from preprocess.cli import warm
+from tests.preprocess.test_commands import run as run_here
+
 ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_TORCH = """
 import sys
@@ -55,11 +58,6 @@ with tempfile.TemporaryDirectory() as name:
         settings = default_settings(parse_bytes(mem))
         try_plan(open_store(store), settings, Attach(token=0, request=0, **asked), 0)
 """
-NOWHERE = """
-import preprocess.__main__, preprocess.cli.warm
-preprocess.cli.warm.cache_folder = lambda kernel: None
-preprocess.__main__.main()
-"""
 
 
 def run(*words: str) -> "subprocess.CompletedProcess[str]":
@@ -73,9 +71,10 @@ def test_commands_and_daemon_are_imported_without_torch():
     assert (done.stdout, done.stderr) == ("['torch']\n", "")
 
 
-def test_where_nothing_can_be_kept_warm_says_so():
-    done = run("-c", NOWHERE, "warm")
-    assert done.returncode == 2
+def test_where_nothing_can_be_kept_warm_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(warm, "cache_folder", lambda kernel: None)
+    done = run_here("warm")
+    assert done.exit_code == 2
     assert done.stderr.startswith("error: warm: compiled kernels can be kept nowhere, expected ")
     assert done.stderr.count("\n") == 1
 

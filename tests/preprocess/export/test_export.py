@@ -107,7 +107,7 @@ def open_files(folder: Path) -> bool:
     return any((folder / "back").glob("*.npy"))
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(source=graphs(), options=POLICIES, order=RENAMES)
 def test_any_graph_comes_out_as_it_went_in(tmp_path_factory, source, options, order):
     options = replace(options, order=order, block_bytes=4096)

@@ -19,22 +19,6 @@ from preprocess.files.strided import GivenArray, Placed, StridedRows
 from preprocess.files.torchfile import Other, TorchObject, open_tensor, read_torch
 
 ROOT = Path(__file__).resolve().parents[3]
-_READ = """
-import json, sys
-from pathlib import Path
-from preprocess.errors import BadInput
-from preprocess.files.strided import GivenArray, Placed, StridedRows
-from preprocess.files.torchfile import read_torch
-sys.executable = sys.argv[2] or sys.executable
-try:
-    path = Path(sys.argv[1])
-    found = read_torch(path)
-    shown = {k: v if isinstance(v, int) else StridedRows(path, v, "a").read(0, v.shape[0]).tolist()
-             for k, v in found.items()}
-except BadInput as error:
-    shown = str(error)
-print(json.dumps([shown, "torch" in sys.modules]))
-"""
 SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text()
 ARRAYS = arrays_of.arrays(
     st.sampled_from([np.int64, np.uint8, np.float32, np.float16, np.bool_]),
@@ -49,9 +33,10 @@ class Wild:
     """An object that only unpickling could rebuild."""
 
 
-def read_elsewhere(path: Path, executable: str = "") -> Any:
-    """What a process without torch gets, and whether it has torch afterwards."""
-    command = [sys.executable, "-c", _READ, str(path), executable]
+def read_elsewhere(reader: str, *paths: tuple[Path, str]) -> Any:
+    """What a process without torch gets of each file, and whether it has torch afterwards."""
+    words = [word for path, executable in paths for word in (str(path), executable)]
+    command = [sys.executable, "-m", "tests.preprocess.reader", reader, *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     return json.loads(done.stdout)
 
@@ -81,27 +66,48 @@ def same(found: Any, value: Any) -> None:
         assert found == value or (found != found and value != value)
 
 
-@pytest.mark.parametrize("zipped", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_torch_is_loaded_by_another_process(tmp_path: Path, zipped: bool):
-    path = tmp_path / "file with ä space.pt"
+GOOD, BAD = "file with ä space.pt", "bad.pt"
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A folder with files, and what one process found in them: good, bad, no process for a third.
+
+    Each of its children loads torch, and then it does itself: seconds of CPU every time.
+    """
+    folder = tmp_path_factory.mktemp("torch")
+    save_good(folder / GOOD)
+    torch.save({"a": Path("b")}, folder / BAD)
+    torch.save({"a": 1}, folder / "a.pt")
+    asked = ((folder / GOOD, ""), (folder / BAD, ""), (folder / "a.pt", "/bin/false"))
+    return folder, read_elsewhere("values", *asked)
+
+
+def save_good(path: Path, zipped: bool = True) -> None:
     tensor = torch.arange(6, dtype=torch.int32).reshape(2, 3).T
     held = {"a": tensor, "b": np.array([0.5]), "c": 7, "d": torch.ones(1).bfloat16()}
     torch.save(held, path, _use_new_zipfile_serialization=zipped)
+
+
+@pytest.mark.parametrize("zipped", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_torch_is_loaded_by_another_process(tmp_path: Path, elsewhere: Any, zipped: bool):
     shown = {"a": [[0, 3], [1, 4], [2, 5]], "b": [0.5], "c": 7, "d": [1.0]}
-    assert read_elsewhere(path) == [shown, False]
+    found = elsewhere[1][0]
+    if not zipped:
+        save_good(tmp_path / GOOD, zipped)
+        (found,) = read_elsewhere("values", (tmp_path / GOOD, ""))
+    assert found == [shown, False]
 
 
-def test_where_no_process_can_be_had_this_one_reads(tmp_path: Path):
-    torch.save({"a": 1}, tmp_path / "a.pt")
-    assert read_elsewhere(tmp_path / "a.pt", "/bin/false") == [{"a": 1}, True]
+def test_where_no_process_can_be_had_this_one_reads(elsewhere: Any):
+    assert elsewhere[1][2] == [{"a": 1}, True]
 
 
-def test_what_is_wrong_is_said_by_either(tmp_path: Path):
-    path = tmp_path / "a.pt"
-    torch.save({"a": Path("b")}, path)
+def test_what_is_wrong_is_said_by_either(elsewhere: Any):
+    path = elsewhere[0] / BAD
     with pytest.raises(BadInput) as caught:
         read_torch(path)
-    assert read_elsewhere(path) == [str(caught.value), False]
+    assert elsewhere[1][1] == [str(caught.value), False]
     assert str(caught.value).startswith(f"{path}: found ")
 
 

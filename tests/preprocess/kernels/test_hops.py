@@ -151,7 +151,7 @@ def test_rows_are_added_edge_by_edge(edges, width: int, first: int, ids: Any, da
     assert counts.tolist() == np.bincount(targets.astype(np.int64), minlength=9).tolist()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.long)])
 def test_shares_are_added_edge_by_edge(dtype: Any):
     """Naive: one after another, or, of heavy rows, in numbers that are twice as wide."""
     rng = np.random.default_rng(2)

@@ -2,10 +2,8 @@
 
 import random
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -36,8 +34,9 @@ from tests.preprocess.kills import run_and_kill
 from tests.preprocess.naive import Graph
 from tests.preprocess.partitions import ingest_parts
 from tests.preprocess.quiet import QUIET
+from tests.preprocess.test_commands import run as run_command
 from tests.preprocess.test_hetero import citations, edge_arrays, stored_blocks
-from tests.preprocess.test_resume import ROOT, stopped, tree
+from tests.preprocess.test_resume import stopped, tree
 from tests.preprocess.test_stores import least
 
 HALOS = InfluenceOptions(hubs=0.1, halo=0.4)
@@ -98,14 +97,19 @@ class Dense:
         for _, v in self.edges:
             degrees[v] += 1
         self.degrees = degrees
-        self.step = np.diag(np.where(degrees > 0, 0.5, 1.0))
-        for u, v in self.edges:
-            self.step[u, v] += 0.5 / degrees[v]
         self.train = np.zeros(size)
         for t in types:
             if "train" in t.splits:
                 ranks = read_rows(store, t.store_id)
                 self.train[ranks[read_rows(store, t.splits["train"])]] = 1
+
+    @cached_property
+    def step(self) -> np.ndarray:
+        """Of all nodes to all nodes."""
+        found = np.diag(np.where(self.degrees > 0, 0.5, 1.0))
+        for u, v in self.edges:
+            found[u, v] += 0.5 / self.degrees[v]
+        return found
 
     def walk(self, start: np.ndarray) -> np.ndarray:
         """Scores after three steps."""
@@ -148,7 +152,7 @@ def halos_of(store: Store) -> list[list[int]]:
     return found
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(graph=graphs(), edge_ids=st.booleans(), count=st.integers(1, 5))
 def test_hubs_and_halos_are_those_of_a_dense_walk(tmp_path_factory, graph, edge_ids, count):
     store = made(tmp_path_factory, graph, replace(OPTIONS, edge_ids=edge_ids), count)
@@ -270,7 +274,7 @@ def test_lanes_fit_their_room(nodes, walks, room):
     assert (lanes.groups - 1) * lanes.width < walks
 
 
-@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("bfloat16", marks=pytest.mark.long)])
 def test_rows_are_copied_as_they_are_stored(tmp_path: Path, dtype: str):
     graph = star(train=np.arange(2, 12))
     graph.arrays["node.x"][:] = np.linspace(-1, 1, 48).reshape(12, 4)
@@ -288,6 +292,11 @@ def verified(path: Path) -> Store:
     return open_store(path)
 
 
+def papers() -> Graph:
+    """`citations` without what is no other for hubs and halos: two types, two relations."""
+    return citations({"cites", "writes"})
+
+
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch):
     """Small graphs with so little memory that everything goes to disk."""
@@ -301,16 +310,15 @@ def test_memory_does_not_show(tmp_path: Path):
         block_bytes=1 << 14, edge_ids=True, undirected=True, split=(0.5, 0.3, 0.2),
         partition=PartitionOptions(20, "random"), influence=InfluenceOptions(hubs=0.02, halo=0.5),
     )  # fmt: skip
-    smallest = least(citations(), tmp_path / "least", options)
+    least(papers(), tmp_path / "least", options)
     found = {open_store(tmp_path / "least").manifest.fingerprint}
-    for i, mem in enumerate((3 << 20, 1 << 30)):
-        options = replace(options, mem_bytes=max(mem, smallest))
-        found.add(ingest(citations(), tmp_path / str(i), options, QUIET).manifest.fingerprint)
+    options = replace(options, mem_bytes=1 << 30)
+    found.add(ingest(papers(), tmp_path / "roomy", options, QUIET).manifest.fingerprint)
     assert len(found) == 1
     verify_store(tmp_path / "least")
 
 
-@pytest.mark.parametrize("edge_ids", [False, True])
+@pytest.mark.parametrize("edge_ids", [pytest.param(False, marks=pytest.mark.long), True])
 @pytest.mark.usefixtures("tight")
 def test_columns_longer_than_blocks_and_empty_ones_are_copied(tmp_path: Path, edge_ids: bool):
     """Those who matter have thousands of in-edges each; others have none for blocks on end."""
@@ -340,13 +348,13 @@ def test_columns_longer_than_blocks_and_empty_ones_are_copied(tmp_path: Path, ed
 def test_any_lanes_choose_the_same(tmp_path: Path):
     """One walk at a time, full lines, several threads: to the last bit."""
     options = IngestOptions(block_bytes=4096, split=(0.5, 0.3, 0.2), partition=PartitionOptions(21))
-    ingest(citations(), tmp_path / "store", options, QUIET)
+    ingest(papers(), tmp_path / "store", options, QUIET)
     store = open_store(tmp_path / "store")
     walk = LazyWalk(store, 1 << 16, QUIET)
     marks, offsets = training_marks(store, store.manifest.types, "train"), Dense(store).offsets
     wanted = np.full(21, 30)
     chosen = []
-    for room in (0, 4, 16, 70, 1000):
+    for room in (0, 4, 16, 70):
         lanes = plan_lanes(walk.num_nodes, 21, room * walk.num_nodes * LANE_BYTES)
         found = walk.top_of_parts(marks, offsets, wanted, np.array([5, 9]), lanes)
         chosen.append([nodes.tolist() for nodes in found])
@@ -359,8 +367,8 @@ def test_a_dry_run_names_the_stages(tmp_path: Path):
     options = IngestOptions(
         split=(0.5, 0.3, 0.2), partition=PartitionOptions(8), influence=HALOS, block_bytes=4096
     )
-    planned = plan_ingest(citations(), options)
-    result = ingest(citations(), tmp_path / "store", options, QUIET)
+    planned = plan_ingest(papers(), options)
+    result = ingest(papers(), tmp_path / "store", options, QUIET)
     assert [s.name for s in result.stages] == [s.name for s in planned.stages]
     size = sum(p.stat().st_size for p in (tmp_path / "store").rglob("*") if p.is_file())
     assert 0.4 * planned.store_bytes < size < 1.3 * planned.store_bytes + (1 << 20)
@@ -372,10 +380,10 @@ STAGES = ("count in-edges", "walk", "nodes/paper/halo/features/x",
 
 def test_a_run_goes_on_behind_any_of_the_stages(tmp_path: Path):
     options = replace(OPTIONS, split=(0.5, 0.3, 0.2), partition=PartitionOptions(8))
-    ingest(citations(), tmp_path / "whole", options, QUIET)
+    ingest(papers(), tmp_path / "whole", options, QUIET)
     for at in STAGES:
-        stopped(citations(), tmp_path / "store", at, options)
-    result = ingest(citations(), tmp_path / "store", options, QUIET)
+        stopped(papers(), tmp_path / "store", at, options)
+    result = ingest(papers(), tmp_path / "store", options, QUIET)
     assert [s.name for s in result.stages if not s.resumed] == ["neighbors kept"]
     assert tree(tmp_path / "store") == tree(tmp_path / "whole")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["store", "whole"]
@@ -385,21 +393,21 @@ def test_kills_while_hubs_and_halos_are_made_change_nothing(tmp_path: Path):
     """Each kill is of the run that goes on, from the first of these stages to the last."""
     options = replace(OPTIONS, split=(0.5, 0.3, 0.2), partition=PartitionOptions(8, passes=1))
     target, kills, moments = tmp_path / "store", 0, random.Random(5)
-    result = ingest(citations(), tmp_path / "whole", options, QUIET)
+    result = ingest(papers(), tmp_path / "whole", options, QUIET)
     names = [s.name for s in result.stages]
     spent_s = sum(s.elapsed_s for s in result.stages[names.index("find hubs") :])
-    run = partial(ingest, citations(), target, options, QUIET)
+    run = partial(ingest, papers(), target, options, QUIET)
     for _ in range(60):
         if not (tmp_path / ".store.work").exists():
-            stopped(citations(), target, STAGES[0], options)
+            stopped(papers(), target, STAGES[0], options)
         kills += not run_and_kill(run, moments.uniform(0.02, 0.1 + spent_s * 0.6))
         if target.exists():
             assert tree(target) == tree(tmp_path / "whole")
             shutil.rmtree(target)
-        if kills == 5:
+        if kills == 3:
             break
-    assert kills == 5
-    ingest(citations(), target, options, QUIET)
+    assert kills == 3
+    ingest(papers(), target, options, QUIET)
     assert tree(target) == tree(tmp_path / "whole")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["store", "whole"]
 
@@ -417,7 +425,7 @@ PARTS = (np.arange(12) // 3).astype(np.uint32)
 @pytest.mark.parametrize(
     ("options", "train", "expected", "score"),
     [
-        (InfluenceOptions(hubs=0.08), True, [0], "walk"),
+        pytest.param(InfluenceOptions(hubs=0.08), True, [0], "walk", marks=pytest.mark.long),
         (InfluenceOptions(hubs=0.17), True, [0, 1], "walk"),
         (InfluenceOptions(hubs=0.08, hub_score="degree"), True, [0], "degree"),
         (InfluenceOptions(hubs=0.08), False, [0], "degree"),
@@ -466,15 +474,14 @@ def test_wishes_that_cannot_be_met(tmp_path: Path, options, words):
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path):
-    words = [sys.executable, "-m", "preprocess", "ingest", tmp_path, tmp_path / "store"]
+    np.save(tmp_path / "edge_index.npy", np.zeros((2, 1), np.int64))
     for more, expected in (
-        (["--halo", "0.3"], b"--halo: found 0.3 without --partitions, expected partitions"),
-        (["--hubs", "many"], b"--hubs: found many, expected a share of all nodes, 0 to 1, or a"),
+        (["--halo", "0.3"], "--halo: found 0.3 without --partitions, expected partitions"),
+        (["--hubs", "many"], "--hubs: found many, expected a share of all nodes, 0 to 1, or a"),
     ):
-        np.save(tmp_path / "edge_index.npy", np.zeros((2, 1), np.int64))
-        done = subprocess.run([*map(str, words), *more], cwd=ROOT, capture_output=True, check=False)
-        assert done.returncode == 2
-        assert b"error: " + expected in done.stderr
+        done = run_command("ingest", tmp_path, tmp_path / "store", *more)
+        assert done.exit_code == 2
+        assert "error: " + expected in done.stderr
 
 
 def test_hubs_as_people_write_them():

@@ -311,8 +311,12 @@ def test_memory_changes_no_owner(store: Store, monkeypatch: pytest.MonkeyPatch):
     assert [p.name for p in sorted((store.path / "owners").iterdir())] == ["m", "n"]
 
 
-@pytest.mark.parametrize("method", ["stream", "random"])
-@pytest.mark.parametrize("owners", [1, 3, 300])
+@pytest.mark.parametrize(
+    ("owners", "method"),
+    [(1, "stream"), (3, "random"), (300, "stream"), (300, "random"),
+     pytest.param(3, "stream", marks=pytest.mark.long),  # that most other tests have
+     pytest.param(1, "random", marks=pytest.mark.long)],
+)  # fmt: skip
 def test_any_number_of_owners(store: Store, method: Any, owners: int):
     found = make_owners(store, None, OwnerOptions("m", owners, method), QUIET, 256 << 20)
     assert found.owner.dtype == (np.uint8 if owners < 257 else np.uint16)

@@ -121,8 +121,17 @@ def test_no_partition_holds_more_than_its_cap(tmp_path_factory, graph, options):
         )
 
 
-@pytest.mark.parametrize("method", ["gap", "ldg", "random"])
-@pytest.mark.parametrize("visit", ["degree", "random", "source"])
+@pytest.mark.parametrize(
+    ("visit", "method"),
+    [
+        pytest.param(visit, method, marks=[] if usual else pytest.mark.long)
+        for visit, method, usual in (
+            ("degree", "gap", True), ("random", "gap", True), ("source", "gap", False),
+            ("degree", "ldg", False), ("random", "ldg", False), ("source", "ldg", True),
+            ("degree", "random", True), ("random", "random", False), ("source", "random", False),
+        )
+    ],
+)  # fmt: skip
 def test_memory_does_not_show_in_a_partition(tmp_path: Path, method: Any, visit: Any):
     pairs, group = communities(900, 7, 14, seed=2)
     lists: list[list[int]] = [[] for _ in group]
@@ -306,7 +315,7 @@ def tight(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.usefixtures("tight")
 @pytest.mark.parametrize(
     "order",
-    ["bfs", *(pytest.param(o, marks=pytest.mark.long) for o in ("degree", "source")), "random"],
+    ["bfs", *(pytest.param(o, marks=pytest.mark.long) for o in ("degree", "source", "random"))],
 )
 def test_a_store_stands_partition_by_partition(tmp_path: Path, order: Any):
     pairs, group = communities(1500, 9, 12, seed=8)
@@ -334,7 +343,7 @@ def test_a_store_stands_partition_by_partition(tmp_path: Path, order: Any):
 
 
 @pytest.mark.usefixtures("tight")
-@pytest.mark.parametrize("mem", [None, 256 * MB])
+@pytest.mark.parametrize("mem", [None, pytest.param(256 * MB, marks=pytest.mark.long)])
 def test_a_run_that_was_stopped_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mem: int | None
 ):

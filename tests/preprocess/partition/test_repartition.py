@@ -123,10 +123,18 @@ def test_it_is_the_ingest_with_that_partition(tmp_path: Path, options: IngestOpt
         assert tree(tmp_path / "roomy") == tree(tmp_path / "new")
 
 
-def test_again_in_other_partitions_with_halos(tmp_path: Path):
-    """Halos and hubs of the old partition are gone, those of the new one are there."""
+@pytest.fixture(scope="module")
+def parted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store in partitions; to be copied."""
+    path = tmp_path_factory.mktemp("parted") / "store"
     options = IngestOptions(block_bytes=4096, edge_ids=True, order="bfs", partition=SETTINGS)
-    ingest(library(), tmp_path / "old", options, QUIET)
+    ingest(library(), path, options, QUIET)
+    return path
+
+
+def test_again_in_other_partitions_with_halos(parted: Path, tmp_path: Path):
+    """Halos and hubs of the old partition are gone, those of the new one are there."""
+    shutil.copytree(parted, tmp_path / "old")
     influence = InfluenceOptions(hubs=0.05, halo=0.4)
     settings = PartitionOptions(3, "random")
     found = repartition(
@@ -163,10 +171,10 @@ def test_the_command(small_graph: Path, tmp_path: Path):
         repartition(open_store(tmp_path / "old"), tmp_path / "new", SETTINGS, QUIET)
 
 
-def test_a_store_that_another_one_replaces_is_refused(tmp_path: Path):
+def test_a_store_that_another_one_replaces_is_refused(parted: Path, tmp_path: Path):
     """Arrays that are added meanwhile are no such change: the folder stays the same."""
-    ingest(library(), tmp_path / "old", IngestOptions(block_bytes=4096), QUIET)
-    shutil.copytree(tmp_path / "old", tmp_path / "other")
+    for name in ("old", "other"):
+        shutil.copytree(parted, tmp_path / name)
 
     class Replacing(Progress):
         def stage(self, name, total, unit):

@@ -85,10 +85,10 @@ def test_keys_by_first_appearance(tmp_path_factory, referring, sizes):
 
 def test_many_keys_in_several_passes_are_as_in_one(tmp_path: Path):
     rng = np.random.default_rng(3)
-    nodes = [f"node {n:x}".encode() for n in rng.permutation(20_000)]
-    edges = [nodes[i] for i in rng.integers(0, len(nodes), 30_000)]
+    nodes = [f"node {n:x}".encode() for n in rng.permutation(10_000)]
+    edges = [nodes[i] for i in rng.integers(0, len(nodes), 15_000)]
     for defined in (nodes, None):
-        maps = [run(tmp_path, defined, [edges], s) for s in (1 << 16, 8 << 20)]
+        maps = [run(tmp_path, defined, [edges], s) for s in (1 << 15, 8 << 20)]
         assert maps[0] == maps[1]
 
 

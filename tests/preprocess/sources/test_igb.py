@@ -102,8 +102,20 @@ def test_a_graph_is_read_and_becomes_a_store(tmp_path: Path, hetero: bool):
     round_trip(opened.source, expected(hetero=hetero), tmp_path)
 
 
-@pytest.mark.parametrize("hetero", [False, True])
-@pytest.mark.parametrize("name", ["full", "igb-heterogeneous-full", "igb_full"])
+@pytest.mark.parametrize(
+    ("name", "hetero"),
+    [
+        ("full", False),
+        ("igb-heterogeneous-full", True),
+        ("igb_full", False),
+        *(
+            pytest.param(name, hetero, marks=pytest.mark.long)
+            for name, hetero in (
+                ("full", True), ("igb-heterogeneous-full", False), ("igb_full", True),
+            )
+        ),
+    ],
+)  # fmt: skip
 def test_files_without_a_header(tmp_path: Path, hetero: bool, name: str):
     folder = write_graph(tmp_path, name, hetero=hetero, header=False)
     source = IgbSource(folder, TINY_FULL)

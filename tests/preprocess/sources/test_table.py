@@ -228,7 +228,7 @@ INTEGERS = st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=6)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data(), parquet=st.booleans(), tiny=st.booleans())
 def test_ids_of_any_kind_in_any_memory(tmp_path_factory, data, parquet, tiny):
     """Text, sparse integers, and 0, 1, 2, ...: as a dict numbers them."""

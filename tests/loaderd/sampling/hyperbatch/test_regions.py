@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -149,6 +150,12 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=12, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.long
+class TestModelForLonger(Model.TestCase):
+    settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
 
 
 def two(stay: Sequence[int], more: Sequence[int]) -> tuple[Arena, StayingRegions, list[Session]]:

@@ -152,14 +152,15 @@ def test_a_session_that_finds_rows_in_memory_adds_others():
     assert everything.staying == everything.rows == 0
 
 
-def test_next_to_all_rows_stay_where_there_is_room_for_next_to_all():
+@pytest.mark.parametrize("more", [2, pytest.param(1, marks=pytest.mark.long)])
+def test_next_to_all_rows_stay_where_there_is_room_for_next_to_all(more):
     """Whatever is lost where structures, tables and rows are cut into slots."""
     regions = region_rows(rows_by_type(SERVED)[0]).size
     wanted = tuple(spread(n, regions) for n in (100_000, 180_000, 300_000))
     estimate = Estimate(100, 1 << 20, 1 << 20, 10_000, 1 << 20, wanted)
     least = -(-1_000_000 * 64 // (1 << 20))
     stay = []
-    for room in range(least, least + 60):
+    for room in range(least, least + 60, more):
         cut = cut_hyper(room, FILES, NEED, estimate, 8, 4, 0)
         stay.append(cut.shares[0].stay_rows if cut is not None and cut.shares else 0)
     assert stay[-1] == 1_000_000

@@ -172,9 +172,21 @@ def test_what_follows_is_of_the_ranks_that_ask(made):
     assert len(passes) == 3 + 5
 
 
-@pytest.mark.parametrize("case", ["new", "layer", "up to a time"])
-@pytest.mark.parametrize("num_bytes", [1 << 9, 3 << 9, 3 << 10, 1 << 20])
-@pytest.mark.parametrize("scratch", [40 << 10, 1 << 21])
+LITTLE, MUCH = 40 << 10, 1 << 21  # of scratch
+
+
+@pytest.mark.parametrize(
+    ("case", "num_bytes", "scratch"),
+    [
+        pytest.param(
+            case, num_bytes, scratch,
+            marks=() if (i + j + (scratch == MUCH)) % 2 == 0 else pytest.mark.long,
+        )
+        for i, case in enumerate(("new", "layer", "up to a time"))
+        for j, num_bytes in enumerate((1 << 9, 3 << 9, 3 << 10, 1 << 20))
+        for scratch in (LITTLE, MUCH)
+    ],
+)  # fmt: skip
 def test_what_is_begun_in_vain_changes_no_batch(made, case, num_bytes, scratch):
     """Other batches are asked for than those that follow, or more, or there is little room."""
     asked = [[0], [2], [0, 1, 2], [1], [0, 1], [2, 0], [1, 2], [0], [1], [2]]

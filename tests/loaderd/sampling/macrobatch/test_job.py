@@ -157,8 +157,13 @@ def test_ranks_read_as_much_as_one(store, alone, world):
     assert serving.engine.reader.bytes_read - before <= 1.05 * alone(0, world)[1]
 
 
-@pytest.mark.parametrize("tight", [False, True])
-@pytest.mark.parametrize("held", [0, 1])
+@pytest.mark.parametrize(
+    ("held", "tight"),
+    [
+        (1, False), (0, True), pytest.param(0, False, marks=pytest.mark.long),
+        pytest.param(1, True, marks=pytest.mark.long),
+    ],
+)  # fmt: skip
 def test_a_rank_that_stops_holds_nobody_up_and_goes_on_afterwards(
     store, alone, least_mem, tight, held, monkeypatch
 ):
@@ -187,7 +192,10 @@ def test_a_rank_that_stops_holds_nobody_up_and_goes_on_afterwards(
     serving.close()
 
 
-@pytest.mark.parametrize(("world", "mem", "seed"), [(3, 1_003_958, 2), (2, 1_099_748, 13)])
+@pytest.mark.parametrize(
+    ("world", "mem", "seed"),
+    [(3, 1_003_958, 2), pytest.param(2, 1_099_748, 13, marks=pytest.mark.long)],
+)
 def test_ranks_that_wait_for_each_other_in_each_step_go_on(store, world, mem, seed, monkeypatch):
     """They stop and begin again at other times, are parted soon, and memory is for one stream.
 
@@ -228,7 +236,7 @@ def test_ranks_that_wait_for_each_other_in_each_step_go_on(store, world, mem, se
     serving.close()
 
 
-@pytest.mark.parametrize("memories", [1, 2])
+@pytest.mark.parametrize("memories", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_ranks_are_served_in_a_budget_of_one_jobs_memories(store, alone, least_mem, memories):
     """Ranks that go on in step, as they do in training, read each macro-batch once."""
     serving = Serving(store, least_mem(4, memories))

@@ -71,9 +71,7 @@ def endpoint(request, endpoint_of):
 def pairs(cases: Collection[Any], held: Collection[Any], passing: Collection[Any]) -> list[Any]:
     """(memory, case): those named run always, the others with --long."""
     return [
-        pytest.param(
-            mem, case, id=f"{name}-{case}", marks=() if case in some else pytest.mark.long
-        )
+        pytest.param(mem, case, id=f"{name}-{case}", marks=() if case in some else pytest.mark.long)
         for mem, name, some in ((ROOM, "held", held), (TIGHT, "passing", passing))
         for case in cases
     ]
@@ -184,9 +182,7 @@ def test_arrays_are_named_hop_0_once(other):
 RANKS = {"cr": {}, "rr": {"method": "rr"}, "small chunks": {"chunk": 10}}
 
 
-@pytest.mark.parametrize(
-    ("mem", "case"), pairs(RANKS, held=["rr"], passing=["cr", "small chunks"])
-)
+@pytest.mark.parametrize(("mem", "case"), pairs(RANKS, held=["rr"], passing=["cr", "small chunks"]))
 def test_ranks_share_each_step(endpoint_of, mem, case):
     endpoint, options = endpoint_of(mem), RANKS[case]
     whole = HopDataset(endpoint, batch_size=80, seed=SEED, **options)
