@@ -32,10 +32,10 @@ class OutOfSpace(StoreError):
 class BudgetTooSmall(StoreError):
     """The memory given cannot hold the work; the message names the least that would."""
 
-    def __init__(self, message: str, least_bytes: int = 0) -> None:
-        """`least_bytes`: the same as a number, for callers that compare several of these."""
+    def __init__(self, message: str, min_bytes: int = 0) -> None:
+        """`min_bytes`: the same as a number, for callers that compare several of these."""
         super().__init__(message)
-        self.least_bytes = least_bytes
+        self.min_bytes = min_bytes
 
 
 class NotServed(StoreError):

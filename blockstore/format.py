@@ -38,9 +38,9 @@ HAS_WEIGHTS = 8
 HAS_TIMES = 16
 KNOWN_FLAGS = HAS_EDGE_IDS | WIDE_NODE_IDS | WIDE_EDGE_IDS | HAS_WEIGHTS | HAS_TIMES
 WEIGHT_DTYPE, TIME_DTYPE = "float32", "int64"  # beside each edge, in its block
-MOST_ID_BITS = 56  # of a source: a store has at most 2^56 nodes
+MAX_ID_BITS = 56  # of a source: a store has at most 2^56 nodes
 # what a manifest may say; kernels count bytes of rows, nodes and edges in int64
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << MOST_ID_BITS)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << MAX_ID_BITS)]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[^\0]+$")]
 
 FIELD_OFFSETS = {  # bytes inside the header, for kernels

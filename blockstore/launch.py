@@ -24,7 +24,7 @@ from blockstore.root import read_root
 _START_S = 600.0  # for a daemon to take its memory
 _END_S = 30.0  # for a daemon to drain
 _LOG_LINES, _LOG_BYTES = 5, 4096  # of a log, in an error
-_MOST_BASE_BYTES = 60  # of a folder in which paths of sockets are short enough
+_MAX_BASE_BYTES = 60  # of a folder in which paths of sockets are short enough
 _USERS, _START, _LOG, _SOCKET = "users", "start", "daemon.log", "daemon.sock"
 _log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def runtime_folder() -> Path:
     """A folder of this user alone, that a reboot empties.  Raises NotServed."""
     user = os.geteuid()
     for base in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{user}"):
-        if base and len(base) <= _MOST_BASE_BYTES and os.access(base, os.W_OK):
+        if base and len(base) <= _MAX_BASE_BYTES and os.access(base, os.W_OK):
             folder = Path(base) / "loaderd"
             break
     else:

@@ -32,7 +32,7 @@ from blockstore.root import write_digested
 from blockstore.store import BlockedFile, Store, open_store, scan_blocks
 from blockstore.stripes import (
     FORMAT,
-    MOST_FOLDERS,
+    MAX_FOLDERS,
     STRIPE,
     STRIPES,
     UNIT_BYTES,
@@ -59,9 +59,9 @@ def check_folders(folders: Sequence[Path], store: Path) -> tuple[str, ...]:
     Raises StoreError: they are too many, the same, in the store, or cannot be written down.
     """
     paths = tuple(str(folder.absolute()) for folder in folders)
-    if not 1 <= len(paths) <= MOST_FOLDERS:
+    if not 1 <= len(paths) <= MAX_FOLDERS:
         raise StoreError(
-            f"{store}: {len(paths)} folders, expected 1 to {MOST_FOLDERS}; give one on each disk"
+            f"{store}: {len(paths)} folders, expected 1 to {MAX_FOLDERS}; give one on each disk"
         )
     real = [os.path.realpath(path) for path in paths]
     root = os.path.realpath(store)

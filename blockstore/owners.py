@@ -26,7 +26,7 @@ from blockstore.store import Store, corrupt_page
 from blockstore.validate import inside
 
 MAP_FILES = OWNER, MAP = "owner", "map.json"
-MOST_OWNERS = 1 << 16
+MAX_OWNERS = 1 << 16
 _FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -138,7 +138,7 @@ def write_owners(
     """
     check_name(store, name)
     assert owner.size == store.manifest.num_nodes
-    assert 0 < owners <= MOST_OWNERS
+    assert 0 < owners <= MAX_OWNERS
     assert (owner < owners).all()
     owner = np.ascontiguousarray(owner, owner_dtype(owners))
     pages = -(-owner.nbytes // PAGE_BYTES)

@@ -12,7 +12,7 @@ from blockstore.format import (
     HAS_EDGE_IDS,
     HAS_TIMES,
     HAS_WEIGHTS,
-    MOST_ID_BITS,
+    MAX_ID_BITS,
     TIME_DTYPE,
     WEIGHT_DTYPE,
     WIDE_EDGE_IDS,
@@ -41,10 +41,10 @@ class GraphPacker:
         self._capacity = layout.capacity(block_bytes)
         self._degrees = np.empty(block_bytes // 4, np.int64)
         self._sources = np.zeros(block_bytes // 8 + 1, np.uint64)  # a stream of bits
-        most = 8 * block_bytes // sum(layout.bits)
+        maximum = 8 * block_bytes // sum(layout.bits)
         held = [f"uint{8 * layout.edge_id_bytes}" if layout.edge_id_bytes else None]
         held += [WEIGHT_DTYPE * bool(layout.weight_bytes), TIME_DTYPE * bool(layout.time_bytes)]
-        self._sections = [np.empty(most if d else 0, np.dtype(d or "uint32")) for d in held]
+        self._sections = [np.empty(maximum if d else 0, np.dtype(d or "uint32")) for d in held]
         self._block = np.zeros(block_bytes, np.uint8)
         self._num_nodes = self._num_edges = self._num_carried = 0
         self._next, self._packed = first, 0
@@ -212,9 +212,9 @@ def _layout_of(header: BlockHeader, where: str) -> EdgeLayout:
     """The edge layout that a header describes.  Raises CorruptBlock."""
     flags, bits, base = header.flags, header.source_bits, header.source_base
     id_dtype = "uint64" if flags & WIDE_NODE_IDS else "uint32"
-    if not 1 <= bits <= MOST_ID_BITS or base + (1 << bits) > 1 << 64:
+    if not 1 <= bits <= MAX_ID_BITS or base + (1 << bits) > 1 << 64:
         raise CorruptBlock(
-            f"{where}: sources of {bits} bits from {base} on, expected 1 to {MOST_ID_BITS} bits"
+            f"{where}: sources of {bits} bits from {base} on, expected 1 to {MAX_ID_BITS} bits"
         )
     edge_id_bytes = (8 if flags & WIDE_EDGE_IDS else 4) * bool(flags & HAS_EDGE_IDS)
     beside = 4 * bool(flags & HAS_WEIGHTS), 8 * bool(flags & HAS_TIMES)

@@ -21,7 +21,7 @@ from blockstore.validate import check_path
 STRIPES, STRIPE = "stripes.json", "stripe.json"  # of a store; of a folder
 UNIT_BYTES = 1 << 20  # of adjacent blocks that stay together, at least one
 FORMAT = 1
-MOST_FOLDERS = 64
+MAX_FOLDERS = 64
 _MENDS = "restore it from a copy, or ingest again"
 
 
@@ -112,7 +112,7 @@ def read_stripes(store: Path, arrays: frozenset[str]) -> StripeSet | None:
         return None
     found = read_digested(path, "stripes", StripeSet, FORMAT, _MENDS)
     sound = (
-        1 <= len(found.folders) <= MOST_FOLDERS
+        1 <= len(found.folders) <= MAX_FOLDERS
         and all(Path(folder).is_absolute() for folder in found.folders)
         and found.unit_bytes > 0
         and arrays.issuperset(found.arrays)
@@ -120,7 +120,7 @@ def read_stripes(store: Path, arrays: frozenset[str]) -> StripeSet | None:
     if not sound or "/" in found.id:
         raise CorruptBlock(
             f"{path}: {len(found.folders)} folders, units of {found.unit_bytes} bytes, "
-            f"{len(found.arrays)} arrays, expected 1 to {MOST_FOLDERS} absolute paths and arrays "
+            f"{len(found.arrays)} arrays, expected 1 to {MAX_FOLDERS} absolute paths and arrays "
             f"of the store; {_MENDS}"
         )
     check_path(found.id)

@@ -48,7 +48,7 @@ from blockstore.kernels.check import (
 )
 from blockstore.kernels.packed import PackedIds, unpack_ids
 
-_MOST_DIMENSIONS = 32
+_MAX_DIMENSIONS = 32
 _IDS = ("uint32", "uint64")
 
 
@@ -110,8 +110,8 @@ def _check_types(manifest: Manifest) -> None:
         first += t.num_nodes
     names = [t.name for t in manifest.types]
     _expect(len(set(names)) == len(names), "types", names, "names that differ")
-    most = 1 << 8 * min(ITEM_BYTES[manifest.id_dtype], 7)
-    _expect(first <= most, f"nodes of id_dtype {manifest.id_dtype}", first, f"at most {most}")
+    maximum = 1 << 8 * min(ITEM_BYTES[manifest.id_dtype], 7)
+    _expect(first <= maximum, f"nodes of id_dtype {manifest.id_dtype}", first, f"at most {maximum}")
 
 
 def _check_relations(manifest: Manifest) -> None:
@@ -128,7 +128,7 @@ def _check_array(array: RowArray, block_bytes: int) -> None:
     _expect(array.dtype in ITEM_BYTES, f"dtype of {what}", array.dtype, "a dtype of rows")
     shape = array.row_shape
     _expect(
-        len(shape) <= _MOST_DIMENSIONS and all(0 < n <= SHARD_BYTES for n in shape),
+        len(shape) <= _MAX_DIMENSIONS and all(0 < n <= SHARD_BYTES for n in shape),
         f"row_shape of {what}", shape, "positive numbers",
     )  # fmt: skip
     _expect(
@@ -233,8 +233,8 @@ def _check_type(manifest: Manifest, t: NodeType) -> None:
         f"partition_offsets_path {of}", t.partition_offsets_path, "one, if there are partitions",
     )  # fmt: skip
     if t.hubs is not None:
-        most = t.num_nodes
-        _expect(t.hubs.num_rows <= most, f"num_rows of hubs {of}", t.hubs.num_rows, most)
+        maximum = t.num_nodes
+        _expect(t.hubs.num_rows <= maximum, f"num_rows of hubs {of}", t.hubs.num_rows, maximum)
     if t.halo is not None:
         _expect(t.num_partitions > 0, f"{what}, which has a halo", 0, "some")
         names = sorted(t.halo.features), sorted(t.features)
@@ -268,8 +268,8 @@ def _check_relation(manifest: Manifest, relation: Relation) -> None:
     _expect(copies[0] == copies[1], f"whether {what} has a halo, as {dst.name!r} does", *copies)
     capacity = edge_layout(manifest, relation).capacity(manifest.block_bytes)
     for columns in columns_of(relation):
-        most = columns.num_blocks * capacity
-        _expect(columns.num_edges <= most, f"num_edges of {what}", columns.num_edges, most)
+        maximum = columns.num_blocks * capacity
+        _expect(columns.num_edges <= maximum, f"num_edges of {what}", columns.num_edges, maximum)
 
 
 def row_checks(manifest: Manifest) -> dict[str, "RowCheck"]:
@@ -444,9 +444,9 @@ def _check_room(
     where: Path,
 ) -> None:
     """Check that every block has room for its columns and edges.  Raises CorruptBlock."""
-    most = np.uint64(8 * block_bytes)  # more of either would not fit, and sums could wrap
+    maximum = np.uint64(8 * block_bytes)  # more of either would not fit, and sums could wrap
     nodes, edges = (
-        np.minimum(np.diff(table), most).astype(np.int64) for table in (first_node, first_edge)
+        np.minimum(np.diff(table), maximum).astype(np.int64) for table in (first_node, first_edge)
     )
     end = (BLOCK_HEADER.size + 4 + 4 * nodes + 7) // 8 * 8
     end += np.where(edges, (edges * layout.source_bits + 63) // 64 * 8 + 8, 0)

@@ -82,7 +82,7 @@ class Ranks(NamedTuple):
             distributed.broadcast_object_list(values, 0)
         return values[0]
 
-    def most(self, values: list[int]) -> list[int]:
+    def maximum(self, values: list[int]) -> list[int]:
         """The maximum of each value over all ranks."""
         found = torch.tensor(values)
         if self.world_size > 1:

@@ -43,7 +43,7 @@ EdgeType = tuple[str, str, str]  # source type, name, target type
 Fanouts = Sequence[int] | Mapping[EdgeType, Sequence[int]]
 Times = Tensor | NDArray[Any] | Sequence[int]
 B_co = TypeVar("B_co", covariant=True)
-MOST_REUSE = 4  # most passes over the seeds of a macro-batch with reuse="while-waiting"
+MAX_REUSE = 4  # most passes over the seeds of a macro-batch with reuse="while-waiting"
 
 
 @dataclass(slots=True, repr=False)
@@ -335,7 +335,7 @@ def sampling_request(
         strict = times == "edges" if strict is None else strict
         own["temporal"] = Temporal(options.get("temporal_strategy", "uniform"), times, strict)
     if options.get("reuse") == "while-waiting":
-        own |= {"reuse": MOST_REUSE, "waiting": True}
+        own |= {"reuse": MAX_REUSE, "waiting": True}
     return make_request(kind, options, own)
 
 

@@ -298,7 +298,7 @@ class Trainer:
             self._data.set_epoch(epoch)
             loss, clock = self._train_epoch()
             if self.padding is not None and not self.padding.settled and not self._ended:
-                self.padding.settle(self._ranks.most(self.padding.maxima))
+                self.padding.settle(self._ranks.maximum(self.padding.maxima))
             if self._ended:
                 saved = self._settings.checkpoint
                 where = f"saved to {saved}" if saved else "not saved: give --checkpoint FILE"

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from blockstore.format import ITEM_BYTES, MOST_ID_BITS, EdgeLayout, id_bits
+from blockstore.format import ITEM_BYTES, MAX_ID_BITS, EdgeLayout, id_bits
 from blockstore.kernels.columns import BlockView, view_blocks
 from blockstore.pack import GraphPacker
 
@@ -134,9 +134,9 @@ def lay_out(
            and no whole number of bytes
     """
     held = graph.indices if graph.indices.size else np.zeros(1, np.int64)
-    least, most = int(held.min()), int(held.max())
-    base = least // 3 * 3
-    bits = max(bits or {"uint32": 27, "uint64": 53}[id_dtype], id_bits(most - base + 1))
+    minimum, maximum = int(held.min()), int(held.max())
+    base = minimum // 3 * 3
+    bits = max(bits or {"uint32": 27, "uint64": 53}[id_dtype], id_bits(maximum - base + 1))
     edge = ITEM_BYTES[edge_id_dtype] if edge_id_dtype else 0
     return EdgeLayout(id_dtype, bits, base, edge, 4 * beside[0], 8 * beside[1])
 
@@ -202,5 +202,5 @@ def held_graphs(draw: Any, with_edge_ids: bool = False, block_sizes: Any = (4096
     # store ids beyond 32 bits where they are wide: the graph's type comes late in the store
     first = draw(st.sampled_from([0, 7, 2**33 if id_dtype == "uint64" else 2**31]))
     seed, beside = draw(st.integers(0, 2**16)), draw(st.tuples(st.booleans(), st.booleans()))
-    bits = draw(st.integers(0, 32 if id_dtype == "uint32" else MOST_ID_BITS))
+    bits = draw(st.integers(0, 32 if id_dtype == "uint32" else MAX_ID_BITS))
     return hold(graph, block_bytes, id_dtype, edge_id_dtype, first, seed, beside, bits)

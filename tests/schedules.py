@@ -27,9 +27,9 @@ from blockstore.io import reader
 from tests.reads import one_by_one
 
 SHORT_NS = 300_000_000  # a wait of at most so long may end while other threads can run
-MOST_STEPS = 400_000  # of a schedule: a thread waits for something that does not come
+MAX_STEPS = 400_000  # of a schedule: a thread waits for something that does not come
 _TURNS = 100  # for threads that are about to end
-MOST_NS = 600 * 10**9  # likewise, of virtual time
+MAX_NS = 600 * 10**9  # likewise, of virtual time
 
 
 _PRIORITY = operator.attrgetter("priority")
@@ -146,7 +146,7 @@ class Scheduler:
                 self.now = max(self.now, soonest.until)
                 for task in [t for t in self._timed if t.until <= self.now]:
                     self._resume(task, expired=True)
-        if not ready or self.steps > MOST_STEPS or self.now > MOST_NS:
+        if not ready or self.steps > MAX_STEPS or self.now > MAX_NS:
             return None
         if len(ready) == 1:
             return ready[0]
@@ -515,7 +515,7 @@ class ThreadPoolExecutor:
 
     def __init__(self, max_workers: int, thread_name_prefix: str) -> None:
         self._tasks, self._threads = SimpleQueue(), list[Thread]()
-        self._most, self._name = max_workers, thread_name_prefix
+        self._maximum, self._name = max_workers, thread_name_prefix
 
     def __enter__(self) -> Self:
         return self
@@ -529,7 +529,7 @@ class ThreadPoolExecutor:
     def submit(self, function: Any, *arguments: Any) -> Future:
         future = Future(lambda: function(*arguments))
         self._tasks.put(future)
-        if len(self._threads) < self._most:
+        if len(self._threads) < self._maximum:
             self._threads.append(thread := Thread(self._serve, self._name))
             thread.start()
         return future

@@ -341,11 +341,11 @@ def is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def test_functions_take_few_parameters() -> None:
     found = []
     for path in FILES:
-        most = 10 if "kernels" in {*path.parts, path.stem} else 8
+        maximum = 10 if "kernels" in {*path.parts, path.stem} else 8
         for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_command(node):
                 given = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
-                if sum(parameter.arg not in {"self", "cls"} for parameter in given) > most:
+                if sum(parameter.arg not in {"self", "cls"} for parameter in given) > maximum:
                     found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
     assert not found
 

@@ -8,9 +8,9 @@ from blockstore import concurrency
 from tests.schedules import Failed, schedule
 
 
-def first_failure(work: Callable[[], None], most: int = 100) -> str:
+def first_failure(work: Callable[[], None], maximum: int = 100) -> str:
     """What the first seed says that fails."""
-    for seed in range(most):
+    for seed in range(maximum):
         try:
             with schedule(seed):
                 work()

@@ -62,8 +62,8 @@ from tools.tree import differences, file_digests, one_digest
 
 SLACK_BYTES = 256 << 20  # interpreter and libraries
 _DRAWS = 10  # tries per kill, as a moment may lie after the end of a run
-_LOOK_S = 0.01  # between two samples of memory
-_MOST_WAIT_S = 2.0  # between kills of workers
+_POLL_S = 0.01  # between two samples of memory
+_MAX_WAIT_S = 2.0  # between kills of workers
 _ATTACHERS = 6  # clients at a time
 _KINDS = ("ids", "times", "mask", "edges", "fanouts", "none", "others", "large", "late")
 _PLANS = ("auto", "minibatch", "minibatch", "minibatch")  # `auto` samples before it is open
@@ -85,7 +85,7 @@ def run_ingest(
     )  # fmt: skip
     while True:
         try:
-            text, errors = process.communicate(timeout=_LOOK_S)
+            text, errors = process.communicate(timeout=_POLL_S)
             break
         except subprocess.TimeoutExpired:
             peak = max(peak, resident_bytes([process.pid]))
@@ -166,7 +166,7 @@ def kill_workers(
         workers = [pid for pid in descendants(process.pid) if is_task(pid)]
         if workers and done < kills and time.monotonic() >= due:
             os.kill(moments.choice(workers), signal.SIGKILL)
-            done, due = done + 1, time.monotonic() + moments.uniform(0.1, _MOST_WAIT_S)
+            done, due = done + 1, time.monotonic() + moments.uniform(0.1, _MAX_WAIT_S)
 
     while (before := done) < kills:
         shutil.rmtree(store, ignore_errors=True)
@@ -282,7 +282,7 @@ def attack(given: AttachOptions, made: Scene) -> tuple[list[Attempt], int]:
         tries = [pool.submit(attempt, endpoint, n, nodes) for n in range(given.attempts)]
         while not all(t.done() for t in tries):
             peak = max(peak, resident_bytes([pid]))
-            wait(tries, _LOOK_S, return_when=FIRST_EXCEPTION)
+            wait(tries, _POLL_S, return_when=FIRST_EXCEPTION)
     return [t.result() for t in tries], peak
 
 

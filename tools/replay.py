@@ -36,7 +36,7 @@ from loaderd.monitoring.trace import BLOCKS, ROWS
 from tools.command import parse, put
 
 _HEAD = 4
-_MOST_USES, _HALVE_EVERY = 15, 8  # as the daemon counts them
+_MAX_USES, _HALVE_EVERY = 15, 8  # as the daemon counts them
 ROW_POLICIES = ("optimal", "next-use", "lru")
 BLOCK_POLICIES = ("optimal", "present first", "lru")
 Ids = NDArray[np.int64]
@@ -117,14 +117,14 @@ def replay_rows(
                 "optimal": -coming[others],
                 "lru": last[others],
                 "next-use": np.where(
-                    coming[others] > seen, uses[others], _MOST_USES + 1 + seen - coming[others]
+                    coming[others] > seen, uses[others], _MAX_USES + 1 + seen - coming[others]
                 ),
             }[policy]
             held[others[np.argsort(rank, kind="stable")[:surplus]]] = False
         held[group] = True
         uses[absent] = 0
         coming[group], last[group] = after, time
-        uses[group] = np.minimum(uses[group] + 1, _MOST_USES)
+        uses[group] = np.minimum(uses[group] + 1, _MAX_USES)
     return found
 
 

@@ -179,9 +179,9 @@ class Storm:
         for daemon in self.scene.daemons.values():
             daemon.check()
 
-    def later(self, most_s: float, action: Callable[[], None]) -> None:
-        """Schedule an action within `most_s` seconds."""
-        self.due.append((time.monotonic() + self.chance.uniform(0, most_s), action))
+    def later(self, max_s: float, action: Callable[[], None]) -> None:
+        """Schedule an action within `max_s` seconds."""
+        self.due.append((time.monotonic() + self.chance.uniform(0, max_s), action))
 
     def inject(self, spare_daemon: bool) -> None:
         """Cause one fault, drawn by weight; `spare_daemon`: not in the daemon, if there is one."""

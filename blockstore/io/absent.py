@@ -45,8 +45,8 @@ def split_pieces(
 
     The latter are int64 (n, 5), with the server as `KEEPER`.
     """
-    most = int((pieces[:, PAGES] // geometry.pages_per_block).sum()) + 2 * len(pieces)
-    here, away = np.empty((most, PLACE + 1), np.int64), np.empty((most, KEEPER + 1), np.int64)
+    maximum = int((pieces[:, PAGES] // geometry.pages_per_block).sum()) + 2 * len(pieces)
+    here, away = np.empty((maximum, PLACE + 1), np.int64), np.empty((maximum, KEEPER + 1), np.int64)
     blocks = geometry.pages_per_block, geometry.blocks_per_shard
     num_here, num_away = split_by_keeper(pieces, blocks, holes.keepers, holes.server, here, away)
     return here[:num_here], away[:num_away]
@@ -72,7 +72,7 @@ def bring(
     if rows is None:
         for low, pages in pieces[:, [PLACE, PAGES]].tolist():
             memory[low : low + pages * PAGE_BYTES] = 0
-    num_rows, most = source.num_rows(file.path), source.most_rows(file.path)
+    num_rows, maximum = source.num_rows(file.path), source.max_rows(file.path)
     for server in sorted(set(pieces[:, KEEPER].tolist())):
         own = pieces[pieces[:, KEEPER] == server]
         found = np.empty(
@@ -80,8 +80,8 @@ def bring(
         )
         every, chosen = rows is None, _NO_ROWS if rows is None else rows
         found = found[: list_rows(own, layout, num_rows, every, chosen, found)]
-        for at in range(0, found.size, most):
-            asked = found[at : at + most]
+        for at in range(0, found.size, maximum):
+            asked = found[at : at + maximum]
             take = partial(_take, asked, own, layout, memory)
             source.ask(server, file.path, asked, take)
     if rows is None:

@@ -27,7 +27,7 @@ _NO_LIMIT = 1 << 60
 _LIMITS = (errno.ENOMEM, errno.EFBIG, errno.ENOSPC, errno.EFAULT)
 # Memory of a daemon that has just ended comes back at some GiB/s: as long as free memory grows from
 # one look to the next, nothing is refused yet.
-_LOOK_S, _LOOKS, _GROWTH_BYTES = 0.2, 300, 4 << 20
+_POLL_S, _POLLS, _GROWTH_BYTES = 0.2, 300, 4 << 20
 
 
 class Arena(Closing):
@@ -136,10 +136,10 @@ class Arena(Closing):
 def _wait_for_memory(size: int) -> tuple[int, str]:
     """`available_memory`, once it is enough or grows no more."""
     free, source = available_memory()
-    for _ in range(_LOOKS):
+    for _ in range(_POLLS):
         if size <= free:
             break
-        concurrency.sleep(_LOOK_S)
+        concurrency.sleep(_POLL_S)
         before, (free, source) = free, available_memory()
         if free < before + _GROWTH_BYTES:
             break

@@ -12,7 +12,7 @@ from blockstore import concurrency
 from blockstore.closing import Closing
 from blockstore.format import PAGE_BYTES
 from blockstore.io.reading import Request
-from blockstore.io.ring import MOST_PIECES
+from blockstore.io.ring import MAX_PIECES
 from blockstore.io.threads import ReadThreads
 from blockstore.kernels.reads import PAGES, ReadQueue
 from blockstore.units import format_bytes
@@ -56,9 +56,9 @@ class Disks(Closing):
         Returns when nothing is in flight any more.  Raises the first error met.
         """
         tasks = [
-            (disk, own[at : at + MOST_PIECES], read)
+            (disk, own[at : at + MAX_PIECES], read)
             for disk, own, read in zip(self.all, pieces, reads, strict=True)
-            for at in range(0, len(own), MOST_PIECES)
+            for at in range(0, len(own), MAX_PIECES)
         ]
         if not tasks:
             return

@@ -41,7 +41,7 @@ class RemoteRows(Elsewhere, Protocol):
     def num_rows(self, path: str) -> int:
         """Rows of an array, here and on all other servers together."""
 
-    def most_rows(self, path: str) -> int:
+    def max_rows(self, path: str) -> int:
         """Rows of an array that may be asked for at once."""
 
     def ask(self, server: int, path: str, rows: NDArray[np.int64], take: Take) -> None:

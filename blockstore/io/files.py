@@ -16,7 +16,7 @@ from blockstore.format import PAGE_BYTES
 from blockstore.io.buffers import aligned_buffer, byte_view
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room for what is written
-_MOST_OPEN = 64  # of `OpenFiles`: a large array has a thousand files
+_MAX_OPEN = 64  # of `OpenFiles`: a large array has a thousand files
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
@@ -52,7 +52,7 @@ class OpenFiles(Closing):
     def fd(self, path: Path) -> int:
         """A descriptor, open until the next call at least.  Raises CorruptBlock: no such file."""
         if path not in self._fds:
-            if len(self._fds) == _MOST_OPEN:
+            if len(self._fds) == _MAX_OPEN:
                 self.close()
             self._fds[path] = open_to_read(path, probe_direct(path) == "O_DIRECT")
         return self._fds[path]

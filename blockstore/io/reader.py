@@ -19,7 +19,7 @@ from blockstore.io.elsewhere import Arrived, Elsewhere, RemoteRows
 from blockstore.io.files import open_to_read, probe_direct
 from blockstore.io.places import Place, bytes_of, page_numbers, pieces_of, place_arrived, places_of
 from blockstore.io.reading import Reading, Request
-from blockstore.io.ring import DEPTH, MOST_PIECES
+from blockstore.io.ring import DEPTH, MAX_PIECES
 from blockstore.io.threads import CallingThreads, ReadThreads, Task
 from blockstore.kernels.reads import PAGE, PAGES, PLACE, SHARD, ReadQueue, cut_tasks, read_pieces
 from blockstore.store import BlockedFile, read_verified
@@ -175,7 +175,7 @@ class BlockReader(Closing):
         runs[:, PAGES] = geometry.pages_per_block
         asked = _Placing(file, runs, slots * self._slot_bytes, are_blocks=True)
         task = partial(self._place_pages, asked)
-        self._ask(file, runs, MOST_PIECES, MERGE_BYTES // PAGE_BYTES, task).wait()
+        self._ask(file, runs, MAX_PIECES, MERGE_BYTES // PAGE_BYTES, task).wait()
 
     def stream(
         self,
@@ -214,14 +214,14 @@ class BlockReader(Closing):
         self,
         file: int,
         runs: NDArray[np.int64],
-        most: int,
-        most_pages: int,
+        maximum: int,
+        max_pages: int,
         task: Callable[[int, int, ReadQueue], None],
     ) -> Reading:
-        """Have runs read, at most `most` at a time, with all threads at work."""
-        most = min(most, -(-len(runs) // self._threads.count))
+        """Have runs read, at most `maximum` at a time, with all threads at work."""
+        maximum = min(maximum, -(-len(runs) // self._threads.count))
         first = np.empty(len(runs) + 1, np.int64)
-        tasks = int(cut_tasks(runs, most, most_pages, first))
+        tasks = int(cut_tasks(runs, maximum, max_pages, first))
         if not tasks:
             return Reading(None, self._waited)
         request = Request(tasks)
@@ -325,9 +325,9 @@ class BlockReader(Closing):
         for piece, (_, start, stop) in zip(more, rest, strict=True):
             piece += (0, start, 0, start * PAGE_BYTES)
             piece[PAGES] = stop - start
-        for i in range(0, len(more), MOST_PIECES):
-            with self._held(number, more[i : i + MOST_PIECES]):
-                self._read(number, more[i : i + MOST_PIECES], buffer, queue)
+        for i in range(0, len(more), MAX_PIECES):
+            with self._held(number, more[i : i + MAX_PIECES]):
+                self._read(number, more[i : i + MAX_PIECES], buffer, queue)
         if graph is not None:
             for k, start, stop in wanted:
                 block, where = self._first_block(number, pieces[k])
@@ -394,7 +394,7 @@ class BlockReader(Closing):
         verify: bool = True,
         rows: NDArray[Any] | None = None,
     ) -> None:
-        """Read pieces of a file into memory, at most MOST_PIECES: from disk, or from other servers.
+        """Read pieces of a file into memory, at most MAX_PIECES: from disk, or from other servers.
 
         What is on this machine is read by this thread, or by those of its disks.
         """
@@ -408,8 +408,8 @@ class BlockReader(Closing):
                     bring(self._source, file, away, memory, rows)
         places = self._places[number]
         if file.deal is None or self.disks is None:
-            for i in range(0, len(pieces), MOST_PIECES):
-                part = pieces[i : i + MOST_PIECES]
+            for i in range(0, len(pieces), MAX_PIECES):
+                part = pieces[i : i + MAX_PIECES]
                 self._read_place(number, places[0], memory, verify, part, queue)
             return
         runs = pieces.copy()
@@ -427,7 +427,7 @@ class BlockReader(Closing):
         pieces: NDArray[np.int64],
         queue: ReadQueue,
     ) -> int:
-        """Read at most MOST_PIECES of one place; returns how many reads it took.
+        """Read at most MAX_PIECES of one place; returns how many reads it took.
 
         A piece that does not come, or not as it was written, is tried once more: a disk may err, a
         bit may flip on the way.  Raises CorruptBlock, OSError: of the second attempt.

@@ -58,13 +58,13 @@ class ReadingQueue:
     A context manager: when it ends, with or without an error, nothing is in flight.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
         self._coming = deque[tuple[list[Reading], Callable[[], None] | None]]()
 
     def make_room(self, room: int = 1) -> None:
         """Wait until so many may be added.  Raises the first error met."""
-        while len(self._coming) > self._most - room:
+        while len(self._coming) > self._maximum - room:
             readings, then = self._coming.popleft()
             wait_all(readings)
             if then is not None:
@@ -80,7 +80,7 @@ class ReadingQueue:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
-                self.make_room(self._most)
+                self.make_room(self._maximum)
         finally:
             with contextlib.suppress(Exception):  # the first error is being raised already
                 wait_all(reading for readings, _ in self._coming for reading in readings)

@@ -12,7 +12,7 @@ from blockstore.closing import Closing
 from blockstore.kernels.reads import ENTRY_WORDS, NO_RING, ReadQueue, RingPlaces
 
 DEPTH = 64  # reads of one thread in flight
-MOST_PIECES = 512  # of one call of `read_pieces`
+MAX_PIECES = 512  # of one call of `read_pieces`
 _SYS_SETUP = 425  # of every architecture
 _SINGLE_MMAP = 1  # a feature, of Linux 5.4
 _RING, _ENTRIES = 0, 0x1000_0000  # what a mapping at this offset shows
@@ -36,8 +36,8 @@ class QueueOwner(Closing):
         except OSError as error:
             self.refusal = f"io_uring is refused ({error.strerror})"
         self.queue = ReadQueue(
-            fd, words, entries, places, np.empty(2 * MOST_PIECES, np.uint64),
-            np.empty(MOST_PIECES + 1, np.int64), np.empty(MOST_PIECES, np.bool_),
+            fd, words, entries, places, np.empty(2 * MAX_PIECES, np.uint64),
+            np.empty(MAX_PIECES + 1, np.int64), np.empty(MAX_PIECES, np.bool_),
         )  # fmt: skip
 
     def close(self) -> None:

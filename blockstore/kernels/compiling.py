@@ -24,7 +24,7 @@ _IDLE_S = 5.0  # that the child waits for a further kernel
 _DONE, _FAILED = b"\1", b"\0"
 
 
-class Tell(Protocol):
+class LogEvent(Protocol):
     """Receives events of the compiler."""
 
     def __call__(self, event: str, **fields: object) -> object: ...
@@ -36,7 +36,7 @@ class CompilerProcess:
     `compile` is called by one thread at a time: whoever has numba's lock for compiling.
     """
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: LogEvent) -> None:
         self.awaited = ""  # the kernel that is being compiled
         self._tell = tell
         self._process: subprocess.Popen[bytes] | None = None
@@ -101,7 +101,7 @@ class CompilerProcess:
 _compiler: CompilerProcess | None = None
 
 
-def use_child(tell: Tell) -> None:
+def use_child(tell: LogEvent) -> None:
     """From now on kernels of this process that can be cached are compiled by a child.
 
     tell   gets `compiling kernels` when a child starts, `kernels compiled` when it has ended

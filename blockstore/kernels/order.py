@@ -24,15 +24,15 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
 
 
 @leaf
-def count_nodes(nodes, most, counts):
+def count_nodes(nodes, maximum, counts):
     """Count each of these nodes as often as it is named.
 
     nodes    (n,) store ids
-    most     a count that stays as it is
+    maximum  a count that stays as it is
     counts   unsigned integers (nodes of the store,)   in and out
     """
     for i in range(nodes.size):
-        if counts[nodes[i]] < most:
+        if counts[nodes[i]] < maximum:
             counts[nodes[i]] += 1
 
 

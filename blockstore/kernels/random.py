@@ -10,7 +10,7 @@ _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
 _ROUNDS = 6
-_LEAST_HALF = 3  # bits: with fewer there are too few round functions to be uniform
+_MIN_HALF = 3  # bits: with fewer there are too few round functions to be uniform
 _BITS = 2**64 - 1
 
 
@@ -85,7 +85,7 @@ def permute(index, size, key):
     value is in range (fewer than four times on average, from size 17 on).
     Source: Black and Rogaway, CT-RSA 2002.
     """
-    half = _LEAST_HALF
+    half = _MIN_HALF
     while np.int64(1) << (2 * half) < size:
         half += 1
     shift = np.uint64(half)

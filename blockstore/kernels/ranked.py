@@ -60,8 +60,10 @@ def draw_rule(rule, uniform, ranked):
     table = np.empty((GROUP_ROWS, GROUP), np.int64)
     if rule.kind == UNIFORM:
         return uniform, DrawWorkspace(table, np.full(scratch_size(rule.fanout), -1, np.int64))
-    most = max(1, rule.fanout)
-    return ranked, RankWorkspace(table, Heap(np.empty(most, np.int64), np.empty(most, np.int64)))
+    maximum = max(1, rule.fanout)
+    return ranked, RankWorkspace(
+        table, Heap(np.empty(maximum, np.int64), np.empty(maximum, np.int64))
+    )
 
 
 @inner
@@ -78,13 +80,13 @@ def _swap(values, a, b):
 
 
 @leaf
-def push(heap, count, most, rank, position, last):
-    """Keep the `most` least ranks; of equal ones the first positions, or the last.
+def push(heap, count, maximum, rank, position, last):
+    """Keep the `maximum` least ranks; of equal ones the first positions, or the last.
 
     Returns the number of entries, int64.
     """
     ranks, positions = heap.ranks, heap.positions
-    if count < most:
+    if count < maximum:
         i = count
         ranks[i], positions[i] = rank, position
         while i > 0 and _leaves_before(heap, i, (i - 1) // 2, last):

@@ -156,7 +156,7 @@ def read_pieces(queue, fds, pieces, memory, crcs, shard_pages):
 
 
 @leaf
-def cut_tasks(runs, most_runs, most_pages, out):
+def cut_tasks(runs, max_runs, max_pages, out):
     """Cut a list of runs into tasks: at most so many runs, of at most so many pages together.
 
     runs   int64 (runs, 3 or more)   one that is longer is a task of its own
@@ -167,7 +167,7 @@ def cut_tasks(runs, most_runs, most_pages, out):
     tasks, first, total = 0, 0, 0
     for i in range(runs.shape[0]):
         pages = runs[i, PAGES]
-        if i == 0 or i - first == most_runs or total + pages > most_pages:
+        if i == 0 or i - first == max_runs or total + pages > max_pages:
             out[tasks] = first = i
             tasks += 1
             total = 0

@@ -173,12 +173,12 @@ def split_sources(local, kept):
 
     Returns how many others there are; -1: more than have room.
     """
-    low, high, most = kept.low, kept.high, np.uint64(kept.low.size)
+    low, high, maximum = kept.low, kept.high, np.uint64(kept.low.size)
     new, others = np.uint64(kept.new), np.uint64(0)
     for word in range((local.size + 63) // 64):
         bits, bit = np.uint64(0), np.uint64(1)
         for edge in range(64 * word, min(local.size, 64 * word + 64)):
-            if others == most:
+            if others == maximum:
                 return -1
             source = local[edge]
             low[others] = source

@@ -24,9 +24,9 @@ ABSENT_ROW, LISTED = np.int32(-1), np.int32(-2)
 NEVER = np.int32(2**31 - 1)
 _PAGE = np.int64(PAGE_BYTES)
 _AHEAD = 16
-_MOST_USES = 15
+_MAX_USES = 15
 _FAR = 63  # batches from now on, beyond which nothing is told apart
-COMING = 2 + _MOST_USES  # of the levels of `choose_by_level`: the first of rows that come again
+COMING = 2 + _MAX_USES  # of the levels of `choose_by_level`: the first of rows that come again
 LEVELS = COMING + _FAR + 1
 
 
@@ -100,7 +100,7 @@ def list_absent(nodes, num, first, num_nodes, table, until, out, count):
             if entry >= 0:
                 if last[entry] != until:
                     last[entry] = until
-                    uses[entry] = min(uses[entry] + 1, _MOST_USES)
+                    uses[entry] = min(uses[entry] + 1, _MAX_USES)
             elif entry == ABSENT_ROW:
                 place[row] = LISTED
                 out[count] = row
@@ -145,7 +145,7 @@ def _level(table, entry, oldest, now):
     if table.last[entry] >= oldest:
         return np.int64(LEVELS)
     if table.coming[entry] == NEVER:
-        return np.int64(1 + min(table.uses[entry], _MOST_USES))
+        return np.int64(1 + min(table.uses[entry], _MAX_USES))
     return np.int64(COMING + _FAR - min(max(table.coming[entry] - now, 0), _FAR))
 
 
@@ -205,11 +205,11 @@ def enter_rows(rows, low, high, entries, table, until):
 
 
 @leaf
-def plan_extents(rows, low, high, layout, gap_pages, most_pages, out):
+def plan_extents(rows, low, high, layout, gap_pages, max_pages, out):
     """Runs of pages that hold the rows rows[low:high], ascending: what to read in one call each.
 
     gap_pages     a larger gap ends a run
-    most_pages    of one run, but for one row longer than that
+    max_pages    of one run, but for one row longer than that
     out           int64 (>= high - low, 5)   out: shard, first page in it, pages, first and last + 1
                                              of the rows, as positions in `rows`
 
@@ -226,7 +226,7 @@ def plan_extents(rows, low, high, layout, gap_pages, most_pages, out):
         if count:
             end = out[count - 1, 1] + out[count - 1, 2]
             near = out[count - 1, 0] == shard and page - end <= gap_pages
-            if near and stop - out[count - 1, 1] <= most_pages:
+            if near and stop - out[count - 1, 1] <= max_pages:
                 out[count - 1, 2] = max(end, stop) - out[count - 1, 1]
                 out[count - 1, 4] = i + 1
                 continue

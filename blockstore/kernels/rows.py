@@ -15,7 +15,7 @@ ABSENT = np.uint64(2**64 - 1)  # address of a row whose block has no slot
 NO_ROW = np.uint64(2**64 - 2)  # address for a node of another type
 _LINE = 64  # bytes
 # Rows are asked for so many bytes ahead, a few rows at least: as many lines as may be under way.
-_AHEAD_BYTES, _LEAST_AHEAD, _MOST_AHEAD = 8 << 10, 2, 16
+_AHEAD_BYTES, _MIN_AHEAD, _MAX_AHEAD = 8 << 10, 2, 16
 # Rows of so many bytes are written past the caches, which could not keep them for their reader:
 # a line is then not read before it is written.
 _STREAM_BYTES = 16 << 20
@@ -58,7 +58,7 @@ def mark_blocks(nodes, num, view, marks):
     view    RowView
     marks   uint8 (num_blocks,)   the caller clears it
     """
-    per_block, most = np.uint32(min(view.rows_per_block, view.num_nodes)), np.uint8(255)
+    per_block, maximum = np.uint32(min(view.rows_per_block, view.num_nodes)), np.uint8(255)
     for i in range(num):
         row = np.int64(nodes[i]) - view.first
         if 0 <= row < view.num_nodes:
@@ -66,7 +66,7 @@ def mark_blocks(nodes, num, view, marks):
                 block = np.int64(np.uint32(row) // per_block)
             else:
                 block = row // view.rows_per_block
-            if marks[block] < most:
+            if marks[block] < maximum:
                 marks[block] += 1
 
 
@@ -121,7 +121,7 @@ def scatter_rows(data, addresses, positions, start, stop, row_bytes, out):
     """
     streams = (stop - start) * row_bytes >= _STREAM_BYTES
     streams = streams and row_bytes % VECTOR == 0 and out.ctypes.data % VECTOR == 0
-    ahead = min(_MOST_AHEAD, max(_LEAST_AHEAD, _AHEAD_BYTES // max(1, row_bytes)))
+    ahead = min(_MAX_AHEAD, max(_MIN_AHEAD, _AHEAD_BYTES // max(1, row_bytes)))
     for i in range(start, stop):
         if i + ahead < stop and addresses[i + ahead] < NO_ROW:
             near = np.int64(addresses[i + ahead])

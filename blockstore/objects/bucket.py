@@ -20,7 +20,7 @@ SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "http", "https")
 WAIT_S = 60.0  # for which an object may be out of reach before an error says so
 PART_BYTES = 8 << 20  # of a multipart upload
 _PARTS = 8  # of one object, in flight
-_LEAST_S, _MOST_S = 0.05, 5.0  # of a pause between two attempts
+_MIN_S, _MAX_S = 0.05, 5.0  # of a pause between two attempts
 _TIMEOUT_S = 30.0  # of one request
 _DIGEST = "blockstoredigest"  # the name is one that every provider takes
 _AGAIN = re.compile(r"408|429|5\d\d")
@@ -200,7 +200,7 @@ class Bucket:
 
     def _retried(self, attempt: Callable[[], _FoundT], where: str) -> _FoundT:
         """Repeat an attempt, with growing pauses of random length; returns what it returns."""
-        end, pause = concurrency.monotonic() + self._wait_s, _LEAST_S
+        end, pause = concurrency.monotonic() + self._wait_s, _MIN_S
         while True:
             with self._lock:
                 self.requests += 1
@@ -219,7 +219,7 @@ class Bucket:
             with self._lock:
                 self.retries += 1
             self._ending.wait(random.uniform(0, pause))  # noqa: S311
-            pause = min(_MOST_S, 2 * pause)
+            pause = min(_MAX_S, 2 * pause)
 
     def _judge(self, error: Exception, where: str) -> None:
         """Raise errors that another attempt would meet again."""

@@ -35,10 +35,10 @@ from blockstore.objects.intervals import UseIntervals
 from blockstore.units import format_bytes
 
 IN_FLIGHT = 64  # requests for ranges, of one store
-_MOST_RANGE, _LEAST_RANGE = 1 << 20, 64 << 10  # bytes of one request, at most
-_MOST_BYTES, _MEM_PART = IN_FLIGHT * _MOST_RANGE, 8  # in flight; or an 8th of --mem, if less
+_MAX_RANGE, _MIN_RANGE = 1 << 20, 64 << 10  # bytes of one request, at most
+_MAX_BYTES, _MEM_PART = IN_FLIGHT * _MAX_RANGE, 8  # in flight; or an 8th of --mem, if less
 # Most pages between two wanted ones that are fetched, too: few, if others leave for them.
-_MOST_GAP, _MOST_ROOMY_GAP = 1, 16
+_MAX_GAP, _MAX_ROOMY_GAP = 1, 16
 _LONGEST_RUN = 1024  # pages that readers ask for at once, but for blocks that are longer
 _GROUP = 16  # pages whose uses are counted together
 _WINDOW = 1 << 20  # groups searched at a time for pages to evict: bounds time and memory
@@ -51,7 +51,7 @@ _KEPT_PART = 4  # part of the bytes in flight, for those that came and are not c
 
 def object_bytes(mem_bytes: int) -> int:
     """Part of --mem for ranges of one store that are in flight."""
-    return max(IN_FLIGHT * _LEAST_RANGE, min(_MOST_BYTES, mem_bytes // _MEM_PART))
+    return max(IN_FLIGHT * _MIN_RANGE, min(_MAX_BYTES, mem_bytes // _MEM_PART))
 
 
 class CachedShard(NamedTuple):
@@ -105,15 +105,15 @@ class PageCache(Closing):
     def add(self, member: "CachedPages", metadata_bytes: int) -> None:
         """Add a store.  Raises StoreError: the cache is too small."""
         with self.changed:
-            most = -(-metadata_bytes // PAGE_BYTES)
-            least = member.largest + most
-            if self.limit < least:
+            maximum = -(-metadata_bytes // PAGE_BYTES)
+            minimum = member.largest + maximum
+            if self.limit < minimum:
                 raise StoreError(
                     f"--cache-size {format_bytes(self.limit * PAGE_BYTES)}: the tables of "
                     f"{member.url} take {format_bytes(metadata_bytes)}, expected at least "
-                    f"{format_bytes(least * PAGE_BYTES)}"
+                    f"{format_bytes(minimum * PAGE_BYTES)}"
                 )
-            self.limit -= most
+            self.limit -= maximum
             self._members.append(member)
             self.make_room(0)
 
@@ -132,7 +132,7 @@ class PageCache(Closing):
         """Whether nothing ever leaves."""
         return self.limit >= sum(member.num_pages for member in self._members)
 
-    def most_held(self, early: bool) -> int:
+    def max_held(self, early: bool) -> int:
         """Pages that all threads may hold together, if another one holds some.
 
         The cache has room for them, so it can make room for those that are missing.  They cannot
@@ -169,7 +169,7 @@ class CachedPages(Closing):
         Raises StoreError: the cache is too small; OSError.
         """
         self.url, self._bucket, self._cache, self._arrays = bucket.url, bucket, cache, arrays
-        self._range = max(1, min(_MOST_RANGE, flight_bytes // IN_FLIGHT) // PAGE_BYTES)
+        self._range = max(1, min(_MAX_RANGE, flight_bytes // IN_FLIGHT) // PAGE_BYTES)
         self._first: dict[str, int] = {}
         self.num_pages = self.largest = 0  # largest: most pages held at once
         for path, (geometry, _) in arrays.items():
@@ -197,7 +197,9 @@ class CachedPages(Closing):
                 for i, shard in enumerate(shards):
                     fd = os.open(shard.file, os.O_RDWR | os.O_CLOEXEC)
                     self._fds[path].append(fd)
-                    self._look(fd, self._first[path] + i * geometry.pages_per_shard, geometry, i)
+                    self._scan_shard(
+                        fd, self._first[path] + i * geometry.pages_per_shard, geometry, i
+                    )
             self.present = int(np.count_nonzero(self._state))  # pages in files, or in flight
             cache.add(self, metadata_bytes)
         except BaseException:
@@ -246,7 +248,7 @@ class CachedPages(Closing):
         asked = np.unique(pages) + self._first[path]
         changed, cache = self._cache.changed, self._cache
         with changed:
-            limit = cache.most_held(early)
+            limit = cache.max_held(early)
             wanted = self._with_gaps(asked, cache.largest)
             while cache.held and cache.held + wanted.size > limit:
                 changed.wait()
@@ -311,9 +313,9 @@ class CachedPages(Closing):
         missing = asked[self._state[asked] == 0]
         gaps = np.diff(missing) - 1
         seconds, per_byte = self._bucket.cost()
-        most = _MOST_ROOMY_GAP if self._cache.holds_all else _MOST_GAP
-        most = min(most, int(seconds / (per_byte * PAGE_BYTES))) if per_byte else most
-        short = np.flatnonzero((gaps > 0) & (gaps <= most))
+        maximum = _MAX_ROOMY_GAP if self._cache.holds_all else _MAX_GAP
+        maximum = min(maximum, int(seconds / (per_byte * PAGE_BYTES))) if per_byte else maximum
+        short = np.flatnonzero((gaps > 0) & (gaps <= maximum))
         first, counts = missing[short] + 1, gaps[short]
         before = np.cumsum(counts) - counts
         pages = np.repeat(first - before, counts) + np.arange(int(counts.sum()))
@@ -322,7 +324,7 @@ class CachedPages(Closing):
         found: NDArray[np.int64] = np.union1d(asked, pages[absent[gap]])
         return found if found.size <= limit else asked
 
-    def _runs(self, pages: NDArray[np.int64], most: int) -> Iterator[_Run]:
+    def _runs(self, pages: NDArray[np.int64], maximum: int) -> Iterator[_Run]:
         """Ascending pages as runs of at most so many, each of one shard."""
         paths, firsts = list(self._first), np.array(list(self._first.values()))
         for low, stop in _adjacent(pages):
@@ -331,7 +333,7 @@ class CachedPages(Closing):
                 geometry, first = self._arrays[path][0], self._first[path]
                 i, page = divmod(low - first, geometry.pages_per_shard)
                 ends = low + geometry.pages_per_shard - page, first + geometry.num_pages
-                end = min(stop, low + most, *ends)
+                end = min(stop, low + maximum, *ends)
                 shard, fd = self._arrays[path][1][i], self._fds[path][i]
                 yield _Run(shard, fd, page * PAGE_BYTES, low - first, low, end)
                 low = end
@@ -370,7 +372,7 @@ class CachedPages(Closing):
 
     # -- files ------------------------------------------------------------------------------------
 
-    def _look(self, fd: int, base: int, geometry: BlockGeometry, shard: int) -> None:
+    def _scan_shard(self, fd: int, base: int, geometry: BlockGeometry, shard: int) -> None:
         """Note which pages of a shard are data, not a hole."""
         size = geometry.blocks_in(shard) * geometry.slot_bytes
         at = 0

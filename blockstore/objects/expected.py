@@ -8,7 +8,7 @@ kept, and their pages leave by the intervals between uses.
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_READERS = 4
+MAX_READERS = 4
 _NOW = 0x55  # the bits of all readers for their coming passes
 
 
@@ -21,7 +21,7 @@ class ExpectedUses:
 
     def expect(self, reader: object, pages: NDArray[np.int64], later: bool) -> None:
         """A reader will want pages in its coming pass, or after that."""
-        free = set(range(MOST_READERS)).difference(self._readers.values())
+        free = set(range(MAX_READERS)).difference(self._readers.values())
         if reader not in self._readers and free:
             self._readers[reader] = min(free)
         if reader in self._readers:

@@ -22,7 +22,7 @@ class UseIntervals:
         self._last = np.zeros(groups, np.uint32)  # use of each, counted from 1; 0: not yet
         self._now = 1
         self._counts = np.zeros(_BINS)
-        self._most = _MEMORY * max(groups, 1024)
+        self._maximum = _MEMORY * max(groups, 1024)
         self._middle = 2 ** ((np.arange(_BINS) + 0.5) / _PER_OCTAVE) - 1
 
     @property
@@ -34,7 +34,7 @@ class UseIntervals:
         last = self._last[groups]
         now = (self._now + np.arange(groups.size)).astype(np.uint32)
         self._counts += np.bincount(self._bins((now - last)[last > 0]), minlength=_BINS)
-        if self._counts.sum() > self._most:
+        if self._counts.sum() > self._maximum:
             self._counts /= 2
         self._last[groups] = now
         self._now += groups.size

@@ -11,7 +11,7 @@ from loaderd.api.endpoint import parse_endpoint
 from loaderd.api.errors import NoDaemon, Refused
 from loaderd.api.tcp import SCHEME, parse_tcp
 
-FIRST_S, MOST_S = 0.02, 1.0  # first and longest pause between attempts; each doubles
+FIRST_S, MAX_S = 0.02, 1.0  # first and longest pause between attempts; each doubles
 
 
 class Backoff:
@@ -38,7 +38,7 @@ class Backoff:
         if left <= 0:
             return False
         self._sleep(min(self._pause, left))
-        self._pause = min(2 * self._pause, MOST_S)
+        self._pause = min(2 * self._pause, MAX_S)
         return True
 
 

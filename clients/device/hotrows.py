@@ -39,8 +39,8 @@ class HotRows:
     def choose(self, num_bytes: int) -> None:
         """Choose the most used nodes, for rows of at most `num_bytes` in all; only nodes that were
         counted more than once, and among equals the smallest ids."""
-        most = num_bytes // self._rows.size(1)
-        order = torch.argsort(self._counts, descending=True, stable=True)[:most]
+        maximum = num_bytes // self._rows.size(1)
+        order = torch.argsort(self._counts, descending=True, stable=True)[:maximum]
         self._ids = torch.sort(self._ids[order[self._counts[order] > 1]]).values
         self._rows = self._rows.new_empty(self._ids.numel(), self._rows.size(1))
         self._there = torch.zeros_like(self._ids, dtype=torch.bool)

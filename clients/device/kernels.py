@@ -8,9 +8,9 @@ from torch import Tensor
 TILE = tl.constexpr(1024)  # words that a program moves at a time
 # On an H100 16 programs read host memory at 0.94 of the rate of any number of them.  A training
 # step beside them takes 8.0 ms, and 10.8 ms beside as many as there are blocks of rows.
-MOST_PROGRAMS = 16
-MOST_PROGRAMS_CACHED = 64  # if most rows are found in the device's own memory
-MOST_WORDS = 128  # of one row, per tile
+MAX_PROGRAMS = 16
+MAX_PROGRAMS_CACHED = 64  # if most rows are found in the device's own memory
+MAX_WORDS = 128  # of one row, per tile
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
@@ -74,12 +74,12 @@ def gather_on_device(
         return
     word = next(size for size in WORDS if row_bytes % size == 0)
     kind, row_words = WORDS[word], row_bytes // word
-    columns = min(MOST_WORDS, triton.next_power_of_2(row_words))
+    columns = min(MAX_WORDS, triton.next_power_of_2(row_words))
     rows = TILE.value // columns
     cached = slots is not None and cache is not None and cache.numel() > 0
     whole = arena[: arena.numel() // word * word].view(kind)
-    most = MOST_PROGRAMS_CACHED if cached else MOST_PROGRAMS
-    _gather[(min(triton.cdiv(num_rows, rows), most),)](
+    maximum = MAX_PROGRAMS_CACHED if cached else MAX_PROGRAMS
+    _gather[(min(triton.cdiv(num_rows, rows), maximum),)](
         whole, addresses, slots if cached else addresses,
         cache.view(kind) if cached and cache is not None else out.view(kind), out.view(kind),
         num_rows, ROW_WORDS=row_words, WORD_BYTES=word, CACHED=cached, COLUMNS=columns,

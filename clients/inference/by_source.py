@@ -26,7 +26,7 @@ from blockstore.store import Store
 from blockstore.writer import StoreWriter
 from clients.inference.edges import whole_columns
 from clients.inference.model import Relation, by_relation
-from clients.inference.plan import BUFFER_BYTES, MOST_TILES
+from clients.inference.plan import BUFFER_BYTES, MAX_TILES
 from clients.inference.results import InferenceRun
 from clients.inference.rows import SCAN_BYTES
 from preprocess.pipeline.progress import Progress
@@ -65,8 +65,8 @@ def tile_bytes(manifest: Manifest, relation: StoredRelation, tile_edges: int) ->
 
 
 def _block_bytes(manifest: Manifest) -> int:
-    """Block size of tiles: one block of each of MOST_TILES is read at the same time."""
-    return min(manifest.block_bytes, SCAN_BYTES // MOST_TILES)
+    """Block size of tiles: one block of each of MAX_TILES is read at the same time."""
+    return min(manifest.block_bytes, SCAN_BYTES // MAX_TILES)
 
 
 def tile_relations(relation: StoredRelation, number: int, tile_edges: int) -> list[StoredRelation]:

@@ -28,7 +28,7 @@ from preprocess.kernels.hops import HEAVY
 from preprocess.sources.source import REVERSE
 
 _STEP_EDGES = 1 << 18
-_MOST = 0.9  # share of all nodes above which skipping the rest would save too little
+_MAX = 0.9  # share of all nodes above which skipping the rest would save too little
 
 
 class Nodes(NamedTuple):
@@ -41,7 +41,7 @@ class Nodes(NamedTuple):
     def of(cls, found: NDArray[np.bool_]) -> "Nodes":
         """The found nodes; all nodes if nearly all, or none, were found."""
         count = int(np.count_nonzero(found))
-        if not 0 < count <= _MOST * found.size or found.size > np.iinfo(np.int32).max:
+        if not 0 < count <= _MAX * found.size or found.size > np.iinfo(np.int32).max:
             return cls(found.size)
         places = np.cumsum(found, dtype=np.int32)
         places -= 1

@@ -141,7 +141,7 @@ class LayerStage(ABC):
         return Cost(read + passing, sum(map(num_bytes, self.made)) + passing, passing)
 
     @property
-    def least_bytes(self) -> int:
+    def min_bytes(self) -> int:
         """Bytes of its input and output rows, and of the graph, once each."""
         return self._before_bytes + sum(map(num_bytes, self.made)) + self._graph_bytes
 

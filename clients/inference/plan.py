@@ -12,7 +12,7 @@ from clients.inference.model import ModelSteps, Relation, Step
 from clients.inference.rows import SCAN_BYTES, STEP_ROWS
 
 BUFFER_BYTES = 1 << 20  # each of two buffers per array being written
-MOST_TILES = 16  # per relation whose edges are sorted by source
+MAX_TILES = 16  # per relation whose edges are sorted by source
 _TORCH_BYTES = 224 << 20  # the interpreter, torch and other libraries
 _READ_COPIES = 8  # copies of a scan: read, converted, ahead of use
 _STEP_COPIES = 3  # copies of the results of a step of rows
@@ -70,13 +70,13 @@ def plan_inference(
     # memory of a layer that is free while edges are sorted, less what only sorting needs
     spare = _PUSHED_BYTES + _scan_bytes(manifest) - _SORT_PIECE_BYTES
     spare -= _SORT_NODE_BYTES * max(t.num_nodes for t in manifest.types)
-    one_tile = edge * -(-longest // MOST_TILES) - spare if sorts else 0
-    least = fixed + max(connected.num_bytes + max(one_part, one_tile), order + _MIN_SHARE)
-    if mem_bytes < least:
+    one_tile = edge * -(-longest // MAX_TILES) - spare if sorts else 0
+    minimum = fixed + max(connected.num_bytes + max(one_part, one_tile), order + _MIN_SHARE)
+    if mem_bytes < minimum:
         raise BudgetTooSmall(
-            f"--mem {format_mem(mem_bytes)}: expected at least --mem {format_mem(least)} for one "
+            f"--mem {format_mem(mem_bytes)}: expected at least --mem {format_mem(minimum)} for one "
             f"part of a layer, of all {manifest.num_nodes:,} nodes, and buffers",
-            least,
+            minimum,
         )
     share = mem_bytes - fixed
     room = share - connected.num_bytes
@@ -164,11 +164,11 @@ def _cut_kept(
 
     One slice more than the fewest is worth it: the first need not be written and read back.
     """
-    most = share // part_bytes
-    fewest = -(-parts // most)
+    maximum = share // part_bytes
+    fewest = -(-parts // maximum)
     for count in (fewest, fewest + 1):
         first = min((share - buffers(count)) // part_bytes, parts - count + 1)
-        if first > 0 and parts - first <= (count - 1) * most:
+        if first > 0 and parts - first <= (count - 1) * maximum:
             return Slice(0, first), *_cut(first, parts, count - 1)
     return ()
 
@@ -210,18 +210,18 @@ def _writer_bytes(manifest: Manifest) -> int:
 def _fixed_bytes(steps: ModelSteps, manifest: Manifest, connected: Connected) -> int:
     """Bytes in memory for any plan: the larger of the passes over rows and over edges."""
     scan, writer = _scan_bytes(manifest), _writer_bytes(manifest)
-    most = 0
+    maximum = 0
     for step in steps.steps:
         given = sum(a.parts * (a.source_width + a.target_width) for a in step.layers.values())
         rows = STEP_ROWS * (given + max(steps.widths.values())) * steps.dtype.itemsize
         of_rows = _STEP_COPIES * rows + 2 * scan  # also those of lone nodes
         if connected.shares:  # edges out of a type together with rows or contributions
             out = max(sum(r[0] == t.name for r in step.layers) for t in manifest.types)
-            most = max(most, of_rows + writer + _PUSHED_BYTES + (out - 1) * scan)
+            maximum = max(maximum, of_rows + writer + _PUSHED_BYTES + (out - 1) * scan)
         else:
             # of arrays written while contributions are in memory; otherwise there is room
             buffers = writer * (len(step.layers) + 1)
-            most = max(most, of_rows + buffers, _EDGE_BYTES + writer + 3 * scan)
+            maximum = max(maximum, of_rows + buffers, _EDGE_BYTES + writer + 3 * scan)
     widths = sum(t.num_nodes * steps.widths[t.name] for t in manifest.types)
     tables = (_graph_bytes(manifest) + widths * steps.dtype.itemsize) // _TABLE_SHARE
-    return _TORCH_BYTES + most + tables
+    return _TORCH_BYTES + maximum + tables

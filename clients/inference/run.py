@@ -157,11 +157,11 @@ def _tell(layers: list[LayerStage], ahead: list[Stage[InferenceRun]], progress: 
         )
     for number, layer in enumerate(layers, 1):
         cost, slices = layer.cost, layer.num_slices
-        if cost.read <= _MUCH * layer.least_bytes:
+        if cost.read <= _MUCH * layer.min_bytes:
             continue
         progress.line(
             f"layer {number} of {len(layers)} will read {format_bytes(cost.read)}, "
-            f"{cost.read / layer.least_bytes:.2f} times its rows and graph: "
+            f"{cost.read / layer.min_bytes:.2f} times its rows and graph: "
             f"{format_bytes(cost.passing)} pass through files, and the graph is read {slices} times"
             + ("; a larger --mem takes less" if slices > 1 else "")
         )

@@ -53,14 +53,14 @@ def measure_order(model: Layered, large: LargeBatch) -> Order:
     found: list[tuple[float, Order]] = []
     for fused in (False, True):
         best = Order.of(model, fused)
-        least = _seconds(model, best, large)
+        minimum = _seconds(model, best, large)
         for number, layer in enumerate(_layers(model)):
             for kernel in ("", *layer.kernels):
                 other = best.changed(number, kernel)
-                taken = _seconds(model, other, large) if other != best else least
-                if taken < least:
-                    least, best = taken, other
-        found.append((least, best))
+                taken = _seconds(model, other, large) if other != best else minimum
+                if taken < minimum:
+                    minimum, best = taken, other
+        found.append((minimum, best))
     return min(found)[1]
 
 
@@ -73,7 +73,7 @@ def _seconds(model: Layered, order: Order, large: LargeBatch) -> float:
     order.apply(model)
     device = next(model.parameters()).device
     wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    least = float("inf")
+    minimum = float("inf")
     for _ in range(_ROUNDS):
         wait()
         begun = time.perf_counter()
@@ -85,5 +85,5 @@ def _seconds(model: Layered, order: Order, large: LargeBatch) -> float:
             logits = model(batch.x.float(), batch.edge_index, *counts, batch.frontier, exchange)
             torch.autograd.backward(logits.sum())
         wait()
-        least = min(least, time.perf_counter() - begun)
-    return least
+        minimum = min(minimum, time.perf_counter() - begun)
+    return minimum

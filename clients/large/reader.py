@@ -67,8 +67,8 @@ class NewRowsReader(BatchReader):
         (n_id,) = (array for array in ready.structure.arrays if array.name == "n_id")
         places = self._distinct.add(self._narrow(ready.structure, n_id))
         self.places.append(torch.from_numpy(places))
-        most = np.maximum.accumulate(np.concatenate([[known - 1], places]))
-        new = places > most[:-1]
+        maximum = np.maximum.accumulate(np.concatenate([[known - 1], places]))
+        new = places > maximum[:-1]
         order = np.flatnonzero(new)
         if order.size == places.size:
             return nodes

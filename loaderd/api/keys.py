@@ -140,13 +140,13 @@ class Authorized:
     def __init__(self, folder: Path) -> None:
         """Raises Refused: it cannot be read."""
         self._folder, self._path = folder, folder / AUTHORIZED
-        self._stamp = self._look()
+        self._stamp = self._read_stamp()
         self._names = read_authorized(folder)
         self.problem = ""  # why nobody is let in
 
     def name_of(self, key: str) -> str | None:
         """The name of a client's public key; None: it is not let in."""
-        stamp = self._look()
+        stamp = self._read_stamp()
         if stamp != self._stamp:
             self._stamp = stamp
             try:
@@ -155,7 +155,7 @@ class Authorized:
                 self._names, self.problem = {}, str(error)
         return self._names.get(key)
 
-    def _look(self) -> tuple[int, int, int] | None:
+    def _read_stamp(self) -> tuple[int, int, int] | None:
         try:
             found = self._path.stat()
         except OSError:

@@ -23,9 +23,9 @@ MAX_ROW_IDS = 1 << 14  # of one request of a peer
 MAX_ROW_BYTES = 1 << 20  # of the answer
 
 
-def _within(name: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise Refused(f"{name} is {value}, expected {least} to {most}")
+def _within(name: str, value: int, minimum: int, maximum: int) -> None:
+    if not minimum <= value <= maximum:
+        raise Refused(f"{name} is {value}, expected {minimum} to {maximum}")
 
 
 def check_attach(request: Attach) -> None:
@@ -136,7 +136,7 @@ def _check_edges(edges: SeedEdges) -> None:
         raise Refused(f"edges.amount is {edges.amount}, expected 0 to {MAX_NEGATIVES}")
 
 
-def most_rows(row_bytes: int) -> int:
+def max_rows(row_bytes: int) -> int:
     """Rows of so many bytes that a peer may ask for at once; 0: one is too long."""
     return min(MAX_ROW_IDS, MAX_ROW_BYTES // row_bytes)
 
@@ -147,9 +147,9 @@ def check_rows(wanted: RowsWanted, first: int, num_rows: int, row_bytes: int) ->
     Raises BadMessage: too many or none, not ascending, or of other nodes.
     """
     where = f"rows of {wanted.array}"
-    if len(wanted.ids) % 8 or not 0 < len(wanted.ids) // 8 <= most_rows(row_bytes):
+    if len(wanted.ids) % 8 or not 0 < len(wanted.ids) // 8 <= max_rows(row_bytes):
         raise BadMessage(
-            f"{where}: {len(wanted.ids)} bytes of ids, expected 8 each, 1 to {most_rows(row_bytes)}"
+            f"{where}: {len(wanted.ids)} bytes of ids, expected 8 each, 1 to {max_rows(row_bytes)}"
         )
     ids = np.frombuffer(wanted.ids, "<u8")
     if (ids[1:] <= ids[:-1]).any() or int(ids[0]) < first or int(ids[-1]) >= first + num_rows:

@@ -41,7 +41,7 @@ from loaderd.cli.config import read_config
 from loaderd.cli.presample import presample as count_epochs
 from loaderd.memory.ledger import EngineSettings, plan_budget
 from loaderd.monitoring.doctor import State, checks_text, examine
-from loaderd.monitoring.logs import logging_to_stderr, tell
+from loaderd.monitoring.logs import log_event, logging_to_stderr
 from loaderd.monitoring.report import ledger_text, status_text, store_text
 from loaderd.monitoring.server import MonitoringServer
 from loaderd.monitoring.top import run_top
@@ -103,7 +103,7 @@ def serve(
             logging_to_stderr(monitoring.log_format.value, monitoring.log_level.value)
         )
         resources.load_samplers()
-        use_child(functools.partial(tell, log, logging.INFO))  # before any kernel runs
+        use_child(functools.partial(log_event, log, logging.INFO))  # before any kernel runs
         address, mem_bytes = parse_endpoint(endpoint), resources.settings().mem_bytes
         if (buckets := objects.stores(store, mem_bytes)) is not None:
             stack.enter_context(buckets)
@@ -185,7 +185,7 @@ def _serve(
                 budget = format_bytes(settings.mem_bytes)
                 line = f"serving {named} at {place}, budget {budget}, {modes}"
                 _say(line)
-                tell(
+                log_event(
                     log, logging.INFO, "serving", endpoint=endpoint,
                     stores=", ".join(s.path for s in served),
                     fingerprints=", ".join(s.fingerprint for s in served),
@@ -218,7 +218,9 @@ def _reclaim(arena: Arena) -> None:
     try:
         reclaim_later(arena.fd, arena.stamp)
     except OSError as error:
-        tell(log, logging.WARNING, "memory may stay taken", error=f"no process frees it: {error}")
+        log_event(
+            log, logging.WARNING, "memory may stay taken", error=f"no process frees it: {error}"
+        )
 
 
 def _say(line: str) -> None:

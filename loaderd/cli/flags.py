@@ -24,7 +24,7 @@ from loaderd.server.registry import MAX_SESSIONS
 from loaderd.server.remote import Listening
 from loaderd.sessions.engine import default_settings
 
-_MOST_WINDOW = 1 << 20
+_MAX_WINDOW = 1 << 20
 _WHERE = "ipc:///path/of/the/socket"
 
 
@@ -126,7 +126,7 @@ class Users:
         "USER_SESSIONS", MAX_SESSIONS, "open ones of one user", min=1, max=MAX_SESSIONS
     )
     user_window: int = _serve(
-        "USER_WINDOW", _MOST_WINDOW, "batches in flight of one user", min=1, max=_MOST_WINDOW
+        "USER_WINDOW", _MAX_WINDOW, "batches in flight of one user", min=1, max=_MAX_WINDOW
     )
     user_share: float = _serve("USER_SHARE", 1.0, "of the arena, for one user", min=0.01, max=1)
 

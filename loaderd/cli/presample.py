@@ -25,7 +25,7 @@ from loaderd.sampling.hyperbatch.session import Sampled
 from loaderd.sessions.offline import OfflineSampler
 from loaderd.sessions.sizing import resolve_sampled
 
-_MOST = (1 << 32) - 1  # of a count
+_MAX = (1 << 32) - 1  # of a count
 
 
 def presample(
@@ -71,8 +71,8 @@ def count_batches(batches: Iterable[Sampled], counts: NDArray[np.uint32]) -> Non
         stop = 0
         for hop, size in enumerate(structure.frontiers):
             stop += structure.nodes_per_hop[hop]
-            count_nodes(nodes[stop - size : stop], _MOST, counts[hop])
-        count_nodes(nodes, _MOST, counts[-1])
+            count_nodes(nodes[stop - size : stop], _MAX, counts[hop])
+        count_nodes(nodes, _MAX, counts[-1])
 
 
 def _expected(store: Store, request: Attach) -> Expansions:

@@ -12,14 +12,14 @@ from blockstore.kernels.records import EdgeRecord
 from blockstore.store import Store
 from blockstore.units import format_bytes, format_mem
 from loaderd.api.protocol import LedgerEntry, Resolved
-from loaderd.memory.residency import least_slots
+from loaderd.memory.residency import min_slots
 from loaderd.memory.workspace import ALIGN, RowName, Sizes, workspace_bytes
 from loaderd.plans.base import Shape
 from loaderd.plans.home import RANK_BYTES
 
 MAX_TRANSIT = 16  # slots a worker may use to pass blocks through
-_MOST_REQUESTS, _REQUESTS_PART = 1 << 20, 16  # bytes; or a 16th of --mem, if that is less
-LEAST_SESSION = 12  # slots: with fewer, no session is possible at all
+_MAX_REQUESTS, _REQUESTS_PART = 1 << 20, 16  # bytes; or a 16th of --mem, if that is less
+MIN_SESSION = 12  # slots: with fewer, no session is possible at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class Budget(NamedTuple):
     slot_bytes: int
     num_slots: int
     graph_slots: int  # of these, those of the graph pool
-    graph_least: int  # slots that the graph pool always keeps
+    graph_min: int  # slots that the graph pool always keeps
     graph_blocks: int
     row_blocks: int
     unused_bytes: int = 0  # remainder of --mem, less than a slot
@@ -238,7 +238,7 @@ def make_budgets(manifests: Sequence[Manifest], settings: EngineSettings) -> lis
     fixed += sum(e.num_bytes for m in manifests for e in table_entries(m))
     slot = max(slot_bytes(m) for m in manifests)
     num_slots = (settings.mem_bytes - fixed) // slot
-    leasts = [graph_least(m, settings) + LEAST_SESSION for m in manifests]
+    leasts = [graph_min(m, settings) + MIN_SESSION for m in manifests]
     if num_slots < sum(leasts):
         tables = fixed - request_bytes(settings.mem_bytes)
         need = format_mem(mem_of(tables + sum(leasts) * slot))
@@ -249,11 +249,14 @@ def make_budgets(manifests: Sequence[Manifest], settings: EngineSettings) -> lis
         )
     spare, wanted = num_slots - sum(leasts), [sum(_num_blocks(m)) for m in manifests]
     shares = [
-        least + spare * w // max(1, sum(wanted)) for least, w in zip(leasts, wanted, strict=True)
+        minimum + spare * w // max(1, sum(wanted))
+        for minimum, w in zip(leasts, wanted, strict=True)
     ]
     shares[-1] += num_slots - sum(shares)
     unused = settings.mem_bytes - fixed - num_slots * slot
-    return [cut_slots(m, settings, slot, n, unused) for m, n in zip(manifests, shares, strict=True)]
+    return [
+        size_pools(m, settings, slot, n, unused) for m, n in zip(manifests, shares, strict=True)
+    ]
 
 
 def enough_mem(settings: EngineSettings, unused_bytes: int, more_bytes: int) -> str:
@@ -264,40 +267,40 @@ def enough_mem(settings: EngineSettings, unused_bytes: int, more_bytes: int) -> 
 
 def request_bytes(mem_bytes: int) -> int:
     """Part of --mem for client messages that are being received, and for ids kept from them."""
-    return min(_MOST_REQUESTS, mem_bytes // _REQUESTS_PART)
+    return min(_MAX_REQUESTS, mem_bytes // _REQUESTS_PART)
 
 
 def mem_of(num_bytes: int) -> int:
     """The least --mem that leaves `num_bytes` beside the bytes of requests."""
-    least = -(-num_bytes * _REQUESTS_PART // (_REQUESTS_PART - 1))
-    return min(least, num_bytes + _MOST_REQUESTS)
+    minimum = -(-num_bytes * _REQUESTS_PART // (_REQUESTS_PART - 1))
+    return min(minimum, num_bytes + _MAX_REQUESTS)
 
 
-def cut_slots(
+def size_pools(
     manifest: Manifest, settings: EngineSettings, slot: int, num_slots: int, unused_bytes: int
 ) -> Budget:
     """Divide a store's slots between its graph and its rows."""
     graph_blocks, row_blocks = _num_blocks(manifest)
-    least = graph_least(manifest, settings)
-    graph_slots = graph_preferred(graph_blocks, least, num_slots)
+    minimum = graph_min(manifest, settings)
+    graph_slots = graph_preferred(graph_blocks, minimum, num_slots)
     return Budget(
-        table_entries(manifest), slot, num_slots, graph_slots, least, graph_blocks, row_blocks,
+        table_entries(manifest), slot, num_slots, graph_slots, minimum, graph_blocks, row_blocks,
         unused_bytes,
     )  # fmt: skip
 
 
-def graph_preferred(graph_blocks: int, least: int, num_slots: int) -> int:
+def graph_preferred(graph_blocks: int, minimum: int, num_slots: int) -> int:
     """Preferred number of slots of the graph pool, out of `num_slots`."""
     # The whole graph if at most a third of the arena holds it; else little.  What is read of it is
     # shared by all batches that are sampled together, and a smaller graph pool leaves room for more
     # of them: with 599 of 1,305 slots 424 KB a seed were read, with 108 slots 223 KB.
     share = graph_blocks if graph_blocks <= num_slots // 3 else num_slots // 12
-    return min(max(share, least), num_slots - LEAST_SESSION)
+    return min(max(share, minimum), num_slots - MIN_SESSION)
 
 
-def graph_least(manifest: Manifest, settings: EngineSettings) -> int:
+def graph_min(manifest: Manifest, settings: EngineSettings) -> int:
     """Slots that the graph of a store always keeps."""
-    return least_slots(_num_blocks(manifest)[0], settings.workers)
+    return min_slots(_num_blocks(manifest)[0], settings.workers)
 
 
 def _num_blocks(manifest: Manifest) -> tuple[int, int]:
@@ -346,20 +349,20 @@ class SessionNeed(NamedTuple):
     structure: int  # of one batch, worst case
     addresses: int  # of one batch, worst case, in several groups
     area: int  # row area of one batch, worst case
-    least_area: int  # one slot per row array
+    min_area: int  # one slot per row array
 
     @property
-    def least(self) -> int:
+    def minimum(self) -> int:
         """Fewest slots with which the session can be served: one worker with its transit slots.
 
         The slots of original ids are given back before any others are taken.
         """
-        return self.seeds + max(self.lookup, self.workspace + 2 + self.least_quota)
+        return self.seeds + max(self.lookup, self.workspace + 2 + self.min_quota)
 
     @property
-    def least_quota(self) -> int:
+    def min_quota(self) -> int:
         """Slots for one batch at a time, its rows in as many groups as it takes."""
-        return self.structure + self.addresses + self.least_area
+        return self.structure + self.addresses + self.min_area
 
 
 def structure_bytes(shape: Shape, sizes: Sizes) -> int:
@@ -400,7 +403,7 @@ def session_need(
         structure=slots(structure_bytes(shape, sizes)),
         addresses=slots(items * (8 * len(rows) + 4) + 64 * (len(rows) + 1)),
         area=sum(-(-items // (slot // r.array.row_bytes)) for r in rows),
-        least_area=len(rows),
+        min_area=len(rows),
     )
 
 

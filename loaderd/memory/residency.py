@@ -56,7 +56,7 @@ class PinnedBlocks(NamedTuple):
     account: Account | None = None  # that they are charged to, in a `GraphPool`
 
 
-def least_slots(num_blocks: int, workers: int, worker_blocks: int = WORKER_BLOCKS) -> int:
+def min_slots(num_blocks: int, workers: int, worker_blocks: int = WORKER_BLOCKS) -> int:
     """Fewest slots with which `workers` can sample from a graph of `num_blocks`."""
     return min(max(1, num_blocks), workers * worker_blocks + SHARED_BLOCKS)
 
@@ -273,7 +273,7 @@ class GraphPool(BlockPool):
         self.worker_blocks, self._reserve = worker_blocks, workers * worker_blocks
         self._total = sum(num_blocks)
         # slots that the pool always keeps
-        self.minimum = least_slots(self._total, workers, worker_blocks)
+        self.minimum = min_slots(self._total, workers, worker_blocks)
         self.on_account = dict.fromkeys(Account, 0)  # blocks; one that is pinned twice counts twice
         self.file_blocks = 0  # blocks of the files that are pinned
         self.wanted = 0  # slots that somebody waits for

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from blockstore.errors import PoolBroken
 from loaderd.api.errors import Refused, Shortage
-from loaderd.memory.ledger import LEAST_SESSION
+from loaderd.memory.ledger import MIN_SESSION
 from loaderd.memory.residency import BlockPool, GraphPool
 
-LOOK_WAIT_S = 1.0  # as WAIT_S, if waiting longer does not help, or there is another way
+SHORT_WAIT_S = 1.0  # as WAIT_S, if waiting longer does not help, or there is another way
 WAIT_S = 20.0  # for batches in flight to give back slots that an attach needs
 
 
@@ -80,20 +80,20 @@ class SlotBroker:
     def spare(self) -> int:
         """Slots that `cede` can give at present."""
         with self._changed:
-            return max(0, min(int(self._free_mask().sum()), self._most_ceded()))
+            return max(0, min(int(self._free_mask().sum()), self._max_ceded()))
 
     def cede_run(self, count: int) -> range:
         """Give `count` adjacent free slots away for good; none of them if there is no such run."""
         with self._changed:
             first = _top_run(self._free_mask(), count)
-            if first < 0 or count > self._most_ceded():
+            if first < 0 or count > self._max_ceded():
                 return range(0)
             self._give_away(np.arange(first, first + count))
             return range(first, first + count)
 
-    def _most_ceded(self) -> int:
+    def _max_ceded(self) -> int:
         owned = self._rows.num_owned + self._graph.num_owned
-        return owned - self._graph.minimum - LEAST_SESSION
+        return owned - self._graph.minimum - MIN_SESSION
 
     def _give_away(self, slots: NDArray[np.int64]) -> list[int]:
         given = self._remove(slots)
@@ -191,7 +191,7 @@ class SlotBroker:
         self._check_limit(count)
         with self._changed:
             if _top_run(self._free_mask(pinned=True), count) < 0:  # waiting for batches is no help
-                wait_s = min(wait_s, LOOK_WAIT_S)
+                wait_s = min(wait_s, SHORT_WAIT_S)
             if not self._wait_for_slots(lambda: self._try_run(count, low), count, wait_s):
                 raise Shortage(self._shortage(count, 0))  # free slots are not adjacent
             self._count(count)
@@ -202,7 +202,7 @@ class SlotBroker:
         self._check_limit(count)
         with self._changed:
             enough = self._free_mask(pinned=True).sum() >= count
-            wait_s = WAIT_S if enough else LOOK_WAIT_S
+            wait_s = WAIT_S if enough else SHORT_WAIT_S
             if not self._wait_for_slots(lambda: self._free_mask().sum() >= count, count, wait_s):
                 raise Shortage(self._shortage(count, int(self._free_mask().sum())))
             chosen = self._remove(np.flatnonzero(self._free_mask())[::-1][:count])

@@ -116,7 +116,7 @@ class Workspace:
 def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
     relations = len(shape.edges[0])
     widest = max(shape.frontier)
-    most = max(max(hop) for hop in shape.edges)
+    maximum = max(max(hop) for hop in shape.edges)
     ids = np.dtype(sizes.id_dtype)
     num_items = shape.nodes + shape.total_edges * sizes.edge_rows
     words = sizes.record.size
@@ -131,8 +131,8 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
         counts=array(np.uint32, sum(shape.frontier) * relations),
         local=array(np.uint32, shape.total_edges),
         records=array(np.uint32, shape.total_edges * words).reshape(-1, max(1, words)),
-        draws=array(ids, most),
-        record_draws=array(np.uint32, most * words).reshape(-1, max(1, words)),
+        draws=array(ids, maximum),
+        record_draws=array(np.uint32, maximum * words).reshape(-1, max(1, words)),
         starts=array(np.int64, widest + 1),
         blocks=array(np.int32, nodes),
         order=array(np.uint32, nodes),

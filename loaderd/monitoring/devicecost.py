@@ -15,7 +15,7 @@ from blockstore.store import BlockedFile
 
 RUN_BYTES = 1 << 20  # of pages read in one call, at most
 _PAGES, _RUNS = 512, 48  # of a page each, and of a whole buffer
-_MOST_GAP = 256
+_MAX_GAP = 256
 
 
 class DeviceCost(NamedTuple):
@@ -25,19 +25,19 @@ class DeviceCost(NamedTuple):
     page_s: float  # for one more page in a run
 
     def plan_runs(
-        self, rows: NDArray[Any], low: int, high: int, layout: RowLayout, most_pages: int,
+        self, rows: NDArray[Any], low: int, high: int, layout: RowLayout, max_pages: int,
         out: NDArray[np.int64],
     ) -> int:  # fmt: skip
         """`plan_extents` with the gaps that are best read over; returns the number of runs."""
-        count = int(plan_extents(rows, low, high, layout, 0, most_pages, out))
+        count = int(plan_extents(rows, low, high, layout, 0, max_pages, out))
         runs = out[:count]
         between = runs[1:, 1] - runs[:-1, 1] - runs[:-1, 2]
-        near = (between > 0) & (between <= _MOST_GAP) & (runs[1:, 0] == runs[:-1, 0])
-        lengths = np.bincount(between[near], minlength=_MOST_GAP + 1)
+        near = (between > 0) & (between <= _MAX_GAP) & (runs[1:, 0] == runs[:-1, 0])
+        lengths = np.bincount(between[near], minlength=_MAX_GAP + 1)
         pages = runs[:, 2].sum() + np.cumsum(lengths * np.arange(lengths.size))
         gap = self.best_of(pages, count - np.cumsum(lengths))
         if gap:
-            count = int(plan_extents(rows, low, high, layout, gap, most_pages, out))
+            count = int(plan_extents(rows, low, high, layout, gap, max_pages, out))
         return count
 
     def of_file(self, file: BlockedFile) -> "DeviceCost":

@@ -108,7 +108,7 @@ def logging_to_stderr(how: Format, level: str) -> Iterator[None]:
         lines.finish()
 
 
-def tell(log: logging.Logger, level: int, event: str, **fields: object) -> None:
+def log_event(log: logging.Logger, level: int, event: str, **fields: object) -> None:
     if log.isEnabledFor(level):
         log.log(level, event, extra={"fields": fields})
 
@@ -116,8 +116,8 @@ def tell(log: logging.Logger, level: int, event: str, **fields: object) -> None:
 class Throttle:
     """Lets so many events a second through, and counts those that it does not."""
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._most, self._clock = most, clock
+    def __init__(self, maximum: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._maximum, self._clock = maximum, clock
         self._second = -math.inf  # when it began
         self._seen = self._left_out = 0
 
@@ -127,7 +127,7 @@ class Throttle:
         if now - self._second >= 1:
             self._second, self._seen = now, 0
         self._seen += 1
-        if self._seen > self._most:
+        if self._seen > self._maximum:
             self._left_out += 1
             return None
         left_out, self._left_out = self._left_out, 0

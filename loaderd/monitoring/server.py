@@ -20,10 +20,10 @@ from loaderd.monitoring.metrics import CONTENT_TYPE, metrics_text
 from loaderd.monitoring.rates import History, StatusSample
 
 log = logging.getLogger(__name__)
-LOOK_S = 1.0
-LOOKS = 300
+SAMPLE_S = 1.0
+SAMPLES = 300
 POLL_S = 0.1  # between two checks whether to end
-MOST_REQUESTS = 16  # at a time; another one ends the oldest
+MAX_REQUESTS = 16  # at a time; another one ends the oldest
 REQUEST_S = 10.0  # for a client to ask, and to take the answer
 _EXPECTED = b"expected /, /metrics, /status.json, /healthz or /readyz\n"
 _PAGE = Path(__file__).parent / "page.html"
@@ -40,7 +40,7 @@ class MonitoringServer(Closing):
 
     def __init__(self, host: str, port: int, status: Callable[[], StatusReply]) -> None:
         """`status` may be called from any thread.  Raises DaemonError: the port cannot be had."""
-        self._status, self._history = status, History(LOOKS)
+        self._status, self._history = status, History(SAMPLES)
         self._page = _PAGE.read_bytes()
         try:
             self._server = _Server((host, port), _handler_of(self, host))
@@ -94,7 +94,7 @@ class MonitoringServer(Closing):
         except ValueError:
             after = -1.0
         return msgspec.json.encode(
-            {"status": self._status(), "rates": self._history.after(after), "every_s": LOOK_S}
+            {"status": self._status(), "rates": self._history.after(after), "every_s": SAMPLE_S}
         )
 
     def _take_samples(self) -> None:
@@ -103,7 +103,7 @@ class MonitoringServer(Closing):
                 self._history.add(StatusSample(time.monotonic(), self._status()))
             except (TimeoutError, RuntimeError):
                 log.debug("the daemon does not answer")
-            if self._stop.wait(LOOK_S):
+            if self._stop.wait(SAMPLE_S):
                 return
 
 
@@ -133,7 +133,7 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: "socket | tuple[bytes, socket]", client: object) -> None:
         assert isinstance(request, socket)
         with self._lock:
-            if len(self._open) == MOST_REQUESTS:
+            if len(self._open) == MAX_REQUESTS:
                 oldest = min(self._open, key=self._open.__getitem__)
                 del self._open[oldest]
                 with contextlib.suppress(OSError):  # it has left

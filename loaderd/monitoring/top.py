@@ -108,7 +108,7 @@ def _tiles(rates: Rates, width: int) -> Table:
     return grid
 
 
-def _sessions(rates: Rates, width: int, several: bool, most: int) -> RenderableType:
+def _sessions(rates: Rates, width: int, several: bool, maximum: int) -> RenderableType:
     if not rates.sessions:
         return Panel(Text("no sessions", style="dim"))
     wide = width >= _WIDE
@@ -127,7 +127,7 @@ def _sessions(rates: Rates, width: int, several: bool, most: int) -> RenderableT
     table.add_column("none ready", justify="right", no_wrap=True)
     table.add_column("limits", no_wrap=True)
     busiest = sorted(rates.sessions, key=lambda s: (-s.batches_s, s.session.session))
-    shown = busiest if len(busiest) <= most else busiest[: most - 1]
+    shown = busiest if len(busiest) <= maximum else busiest[: maximum - 1]
     for s in shown:
         table.add_row(*_cells(s, wide, several))
     hidden = len(busiest) - len(shown)

@@ -35,14 +35,14 @@ class HopPlan:
         self.num_steps = count_steps(resolved.num_seeds, resolved.batch_size, part.world_size)
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         world = self.part.world_size
         largest = min(self.resolved.num_seeds, self.resolved.batch_size + world - 1)
         return -(-largest // world)
 
     @property
-    def most_ranges(self) -> int:
-        rows, hops = self.most_rows, self.hops
+    def max_ranges(self) -> int:
+        rows, hops = self.max_rows, self.hops
         if not self.resolved.shuffle:
             return 1
         if hops.method == "rr":
@@ -150,10 +150,10 @@ def resolve_hops(manifest: Manifest, request: Attach) -> Resolved:
     if len(set(operators)) != len(operators):
         raise Refused(f"operators {', '.join(operators)}: one is named twice, expected each once")
     for operator in operators:
-        most = len(hops.operators[operator]) - 1
-        if request.hops > most:
+        maximum = len(hops.operators[operator]) - 1
+        if request.hops > maximum:
             raise Refused(
-                f"hops is {request.hops}: operator {operator!r} of {of} has hops 0 to {most}"
+                f"hops is {request.hops}: operator {operator!r} of {of} has hops 0 to {maximum}"
             )
     num_hops = min(len(hops.operators[o]) for o in operators) - 1
     if request.labels and hops.label is None:

@@ -101,7 +101,7 @@ _EXACT = 64  # estimates are rounded to so many steps per doubling
 _GROWTH, _HALVINGS = 1.25, 4  # factor, then halvings, in the search for the most past minibatches
 # Later batches want rows of regions that none of the tried ones wanted: rows that do not stay have
 # at least this part of the room.
-_LEAST_PASSING = 64
+_MIN_PASSING = 64
 
 
 def choose_size(
@@ -170,13 +170,13 @@ def _grouped(curve: RegionCurve, order: NDArray[np.int64]) -> tuple[NDArray[np.i
     )  # fmt: skip
 
 
-def _sizes(most: int) -> Iterator[int]:
+def _sizes(maximum: int) -> Iterator[int]:
     """Sizes that are tried, an eighth apart."""
     size = 1
-    while size < most:
+    while size < maximum:
         yield size
         size = max(size + 1, size * 9 // 8)
-    yield most
+    yield maximum
 
 
 class _Cut(NamedTuple):
@@ -228,7 +228,7 @@ def _share(
         _sums_from(rows * (curve.row_bytes + memory.entry_bytes)) for rows in (held, curve.rows)
     )
     room = memory.room(size)
-    passes = np.maximum(passes, np.minimum(others, room / _LEAST_PASSING))
+    passes = np.maximum(passes, np.minimum(others, room / _MIN_PASSING))
     useful = 1 + np.count_nonzero(curve.kept | (curve.wanted[-1] > 0))
     fitting = np.flatnonzero((stays + passes)[:useful] <= room)
     if not fitting.size:

@@ -110,13 +110,13 @@ class MacrobatchPlan(MinibatchPlan):
     def _count_steps(self, seeds_in: NDArray[np.int64]) -> int:
         """Steps of a pass, enough for every deal of partitions."""
         world, total = self.part.world_size, int(seeds_in.sum())
-        most = min(self.num_macros, int(np.count_nonzero(seeds_in)))  # macro-batches with seeds
-        steps = -(-total // self.resolved.batch_size) + most - 1
+        maximum = min(self.num_macros, int(np.count_nonzero(seeds_in)))  # macro-batches with seeds
+        steps = -(-total // self.resolved.batch_size) + maximum - 1
         if world == 1:
             return min(steps, total)
-        least = np.sort(seeds_in)[: self._macro.partitions]
-        fewest = int(least.sum()) or int(seeds_in[seeds_in > 0].min())
-        if fewest < world or total // world - most + 1 < steps:
+        minimum = np.sort(seeds_in)[: self._macro.partitions]
+        fewest = int(minimum.sum()) or int(seeds_in[seeds_in > 0].min())
+        if fewest < world or total // world - maximum + 1 < steps:
             raise Refused(
                 f"macro-batches of {self._macro.partitions} partitions may hold as few as {fewest} "
                 f"of {total} seeds, too few for {steps} steps of {world} ranks: ask for a larger "
@@ -154,10 +154,10 @@ def share_steps(
     Steps left over go where steps are largest; ties to the first.  Without seeds there are none.
     """
     steps = -(-seeds // batch_size)
-    most = seeds // world_size
-    steps = np.minimum(steps, most)
+    maximum = seeds // world_size
+    steps = np.minimum(steps, maximum)
     for _ in range(total - int(steps.sum())):
-        size = np.where(steps < most, seeds / np.maximum(steps, 1), -1.0)
+        size = np.where(steps < maximum, seeds / np.maximum(steps, 1), -1.0)
         steps[int(np.argmax(size))] += 1
     return steps
 

@@ -66,7 +66,7 @@ class MinibatchPlan:
         """The number by which a step's draws are keyed."""
         return step // self.together
 
-    def _most_seeds(self) -> int:
+    def _max_seeds(self) -> int:
         """Most seeds of one rank's share of a step."""
         world = self.part.world_size
         # with the tail that joins the last batch
@@ -74,14 +74,14 @@ class MinibatchPlan:
         # all seeds of a batch may have one owner
         return largest if self.part.home else -(-largest // world)
 
-    def _most_expanded(self, frontier: int, repeated: int) -> int:
-        """Nodes of a frontier that have draws; arguments as of `_most_edges`."""
+    def _max_expanded(self, frontier: int, repeated: int) -> int:
+        """Nodes of a frontier that have draws; arguments as of `_max_edges`."""
         del repeated
         return frontier
 
     def shape(self) -> Shape:
         """Worst case of a step: every draw finds a new node, until the graph is used up."""
-        units = seeds = self._most_seeds()
+        units = seeds = self._max_seeds()
         ends = 0
         if self.resolved.edges is not None:
             ends = num_ends(self.resolved.edges, units)
@@ -91,9 +91,9 @@ class MinibatchPlan:
         repeated = seeds if self.resolved.edges is None else 0
         frontier, edges, nodes = [seeds], [], seeds
         for fanouts in self.resolved.fanouts:
-            expanded = self._most_expanded(frontier[-1], repeated)
+            expanded = self._max_expanded(frontier[-1], repeated)
             found = tuple(
-                self._most_edges(expanded, repeated, fanout, total)
+                self._max_edges(expanded, repeated, fanout, total)
                 for fanout, total in zip(fanouts, self._bounds.num_edges, strict=True)
             )
             edges.append(found)
@@ -107,7 +107,7 @@ class MinibatchPlan:
         placed = units if self.part.home else 0
         return Shape(units, tuple(frontier[:-1]), tuple(edges), nodes, ends, placed)
 
-    def _most_edges(self, frontier: int, repeated: int, fanout: int, total: int) -> int:
+    def _max_edges(self, frontier: int, repeated: int, fanout: int, total: int) -> int:
         """Edges that a hop finds over a relation of `total` edges.
 
         repeated   nodes of the frontier that may be equal to others of it

@@ -23,8 +23,8 @@ class PartitionPlan(MacrobatchPlan):
 
     def sized(self, offsets: NDArray[np.int64]) -> Self:
         """The plan, once it is known where partitions begin: int64 (partitions + 1,)."""
-        most = -(-self._macro.num_partitions // self.num_macros)  # of a macro-batch
-        largest = np.sort(np.diff(offsets))[-most:]
+        maximum = -(-self._macro.num_partitions // self.num_macros)  # of a macro-batch
+        largest = np.sort(np.diff(offsets))[-maximum:]
         bounds = self._bounds._replace(inner=int(largest.sum()))
         return type(self)(self.resolved, self.part, bounds)
 
@@ -63,10 +63,10 @@ class PartitionPlan(MacrobatchPlan):
         part = self.part
         return step if part.rank == EVERY_RANK else step * part.world_size + part.rank
 
-    def _most_seeds(self) -> int:
+    def _max_seeds(self) -> int:
         return self.resolved.num_seeds  # a rank may have all of them
 
-    def _most_expanded(self, frontier: int, repeated: int) -> int:
+    def _max_expanded(self, frontier: int, repeated: int) -> int:
         # until the sizes of partitions are known, the least that the largest macro-batch can have
         inner = self._bounds.inner or self._bounds.num_nodes // self.num_macros
         return min(frontier, inner + repeated)

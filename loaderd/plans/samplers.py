@@ -48,13 +48,13 @@ class Cluster(Sampler):
         rounds = -(-facts.num_partitions // (self.partitions * world))
         return min(rounds, facts.num_partitions // world) * world
 
-    def most_nodes(self, facts: Facts) -> int:
-        return self._most(facts, facts.part_nodes, facts.num_nodes)
+    def node_bound(self, facts: Facts) -> int:
+        return self._maximum(facts, facts.part_nodes, facts.num_nodes)
 
-    def most_edges(self, facts: Facts) -> int:
-        return min(facts.num_edges, self._most(facts, facts.part_edges, facts.num_edges))
+    def edge_bound(self, facts: Facts) -> int:
+        return min(facts.num_edges, self._maximum(facts, facts.part_edges, facts.num_edges))
 
-    def _most(self, facts: Facts, sizes: tuple[int, ...], total: int) -> int:
+    def _maximum(self, facts: Facts, sizes: tuple[int, ...], total: int) -> int:
         """Size of the largest partitions; until sizes are known, the least that these can have."""
         together = -(-facts.num_partitions // self.steps(facts))
         if sizes:
@@ -79,14 +79,14 @@ class Saint(Sampler):
     num_steps: int = 0  # subgraphs per epoch, of all ranks; 0: for as many nodes as the graph has
 
     def check(self, facts: Facts) -> None:
-        if not facts.num_edges or self.most_nodes(facts) < 1:
+        if not facts.num_edges or self.node_bound(facts) < 1:
             raise Refused(
-                f"plan {self.name!r}: subgraphs of {self.most_nodes(facts)} nodes of a graph of "
+                f"plan {self.name!r}: subgraphs of {self.node_bound(facts)} nodes of a graph of "
                 f"{facts.num_edges} edges, expected one or more of each"
             )
 
     def steps(self, facts: Facts) -> int:
-        return self.num_steps or -(-facts.num_nodes // self.most_nodes(facts))
+        return self.num_steps or -(-facts.num_nodes // self.node_bound(facts))
 
     def choose(self, draws: KeyedDraws, graph: GraphAnswers, nodes: NDArray[np.int64]) -> Chosen:
         del nodes
@@ -104,7 +104,7 @@ class SaintNode(Saint):
     name = "saint-node"
     budget: int = 6000  # nodes that are drawn, with replacement
 
-    def most_nodes(self, facts: Facts) -> int:
+    def node_bound(self, facts: Facts) -> int:
         return min(self.budget, facts.num_nodes)
 
     def drawn(self, draws: KeyedDraws, graph: GraphAnswers) -> NDArray[np.int64]:
@@ -118,7 +118,7 @@ class SaintEdge(Saint):
     name = "saint-edge"
     budget: int = 3000  # edges that are drawn, with replacement
 
-    def most_nodes(self, facts: Facts) -> int:
+    def node_bound(self, facts: Facts) -> int:
         return min(2 * self.budget, facts.num_nodes)
 
     def drawn(self, draws: KeyedDraws, graph: GraphAnswers) -> NDArray[np.int64]:
@@ -133,7 +133,7 @@ class SaintWalk(Saint):
     roots: int = 2000  # drawn with replacement
     length: int = 2  # steps of each walk
 
-    def most_nodes(self, facts: Facts) -> int:
+    def node_bound(self, facts: Facts) -> int:
         return min(self.roots * (self.length + 1), facts.num_nodes)
 
     def drawn(self, draws: KeyedDraws, graph: GraphAnswers) -> NDArray[np.int64]:
@@ -163,7 +163,7 @@ class FastGcn(Sampler):
                 "that each hop draws, 1 or more"
             )
 
-    def most_nodes(self, facts: Facts) -> int:
+    def node_bound(self, facts: Facts) -> int:
         return min(facts.seeds + sum(facts.fanouts), facts.num_nodes + facts.seeds)
 
     def choose(self, draws: KeyedDraws, graph: GraphAnswers, nodes: NDArray[np.int64]) -> Chosen:
@@ -218,11 +218,11 @@ class Induced(Sampler):
                 "hop, or -1 (all neighbors)"
             )
 
-    def most_nodes(self, facts: Facts) -> int:
+    def node_bound(self, facts: Facts) -> int:
         found = expanded = 1
         for fanout in facts.fanouts:
-            most = expanded * fanout if fanout > 0 else facts.num_nodes
-            expanded = min(most, facts.num_nodes)
+            maximum = expanded * fanout if fanout > 0 else facts.num_nodes
+            expanded = min(maximum, facts.num_nodes)
             found += expanded
         found = facts.seeds * min(found, facts.num_nodes)
         return found if self.trees else min(found, facts.num_nodes + facts.seeds)

@@ -21,7 +21,7 @@ from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
 _CHOICES = 3 << 60  # in place of a relation in keys: no other draw has it
 _UNUSUAL = 8  # most edges of a subgraph, as a multiple of what its nodes have on average
 _FEW = 8  # neighbors assumed for a node, if there are fewer on average
-MOST_OPTION = 1 << 40
+MAX_OPTION = 1 << 40
 WALKERS = 64  # walkers at one node whose steps are drawn under one key
 NO_TREES = np.empty(0, np.int64)
 
@@ -113,7 +113,7 @@ class Sampler:
     trees: ClassVar[bool] = False  # of rooted ones: each root has nodes and edges of its own
     # of rooted ones: each hop adds nodes, and edges from all nodes to those before it
     layered: ClassVar[bool] = False
-    max_edges: int = 0  # of a subgraph, to size its memory; 0: as `most_edges` says
+    max_edges: int = 0  # of a subgraph, to size its memory; 0: as `edge_bound` says
 
     @classmethod
     def of(cls, options: Mapping[str, int]) -> Self:
@@ -125,8 +125,8 @@ class Sampler:
                     f"plan {cls.name!r}: found the option {name!r}, expected some of "
                     f"{', '.join(names)}"
                 )
-            if not 0 <= value <= MOST_OPTION:
-                raise Refused(f"plan {cls.name!r}: {name} is {value}, expected 0 to {MOST_OPTION}")
+            if not 0 <= value <= MAX_OPTION:
+                raise Refused(f"plan {cls.name!r}: {name} is {value}, expected 0 to {MAX_OPTION}")
         return cls(**options)
 
     def check(self, facts: Facts) -> None:
@@ -136,15 +136,15 @@ class Sampler:
         """Subgraphs of an epoch, of all ranks together; not asked of rooted samplers."""
         raise NotImplementedError
 
-    def most_nodes(self, facts: Facts) -> int:
+    def node_bound(self, facts: Facts) -> int:
         """Nodes of a subgraph, with its roots, at most."""
         raise NotImplementedError
 
-    def most_edges(self, facts: Facts) -> int:
+    def edge_bound(self, facts: Facts) -> int:
         """Edges of a subgraph for which there is memory: a batch with more of them fails."""
         average = max(_FEW, -(-facts.num_edges // max(1, facts.num_nodes)))
-        most = _UNUSUAL * average * self.most_nodes(facts)
-        return most if self.trees else min(most, facts.num_edges)
+        maximum = _UNUSUAL * average * self.node_bound(facts)
+        return maximum if self.trees else min(maximum, facts.num_edges)
 
     def choose(self, draws: KeyedDraws, graph: GraphAnswers, nodes: NDArray[np.int64]) -> Chosen:
         """The nodes of a subgraph, or, if layered, those that a hop adds.
@@ -166,7 +166,7 @@ class SubgraphPlan(MinibatchPlan):
         super().__init__(resolved, part, bounds)
         assert resolved.subgraph is not None
         self.name, self.sampler = sampler.name, sampler
-        seeds = super()._most_seeds() if sampler.rooted else resolved.num_seeds
+        seeds = super()._max_seeds() if sampler.rooted else resolved.num_seeds
         self._facts = Facts(
             bounds.num_nodes, sum(bounds.num_edges), seeds,
             tuple(row[0] for row in resolved.fanouts), part.world_size,
@@ -195,8 +195,8 @@ class SubgraphPlan(MinibatchPlan):
 
     def shape(self) -> Shape:
         facts, sampler = self._facts, self.sampler
-        nodes = max(1, sampler.most_nodes(facts))
-        edges = max(sampler.max_edges or sampler.most_edges(facts), nodes, WALKERS, *facts.fanouts)
+        nodes = max(1, sampler.node_bound(facts))
+        edges = max(sampler.max_edges or sampler.edge_bound(facts), nodes, WALKERS, *facts.fanouts)
         hops = len(facts.fanouts) if sampler.layered else 1
         return Shape(min(facts.seeds, nodes), (nodes,) * hops, ((edges,),) * hops, nodes)
 

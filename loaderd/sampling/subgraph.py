@@ -94,13 +94,13 @@ class SampledGraph:
 
     def _cuts(self, nodes: NDArray[np.int64], fanout: int) -> list[tuple[int, int]]:
         """Ranges of nodes whose draws have room together; those of one node may have too little."""
-        room, most = self._work.draws.size, self._work.starts.size - 1
+        room, maximum = self._work.draws.size, self._work.starts.size - 1
         each = np.full(nodes.size, fanout) if fanout >= 0 else self.degrees(nodes)
         ends, cuts, low = np.cumsum(each), [], 0
         while low < nodes.size:
             before = int(ends[low] - each[low])
             high = int(np.searchsorted(ends, before + room, "right"))
-            high = max(low + 1, min(high, low + most))
+            high = max(low + 1, min(high, low + maximum))
             cuts.append((low, high))
             low = high
         return cuts

@@ -12,7 +12,7 @@ from loaderd.api.errors import NoDaemon, Refused
 from loaderd.api.keys import Authorized, KeyPair, client_keys
 from loaderd.api.protocol import Message, encode
 from loaderd.api.tcp import TcpAddress
-from loaderd.monitoring.logs import Throttle, tell
+from loaderd.monitoring.logs import Throttle, log_event
 
 DOMAIN = b"loaderd"
 TURNED_AWAY_LOGGED = 20  # a second
@@ -146,7 +146,7 @@ class KeyAuthenticator(AsyncioAuthenticator):
         if self._authorized.name_of(key.decode()) is not None:
             return True
         if (left_out := self._told.admit()) is not None:
-            tell(
+            log_event(
                 log, logging.WARNING, "client turned away", address=self._address[:64],
                 key=key.decode(), problem=self._authorized.problem, left_out=left_out,
             )  # fmt: skip

@@ -38,7 +38,7 @@ from loaderd.api.protocol import (
     decode_client,
 )
 from loaderd.api.requests import check_start
-from loaderd.monitoring.logs import Throttle, tell
+from loaderd.monitoring.logs import Throttle, log_event
 from loaderd.server.local import LocalClients
 from loaderd.server.opening import Clients, SessionOpener
 from loaderd.server.owners import UserLimits
@@ -117,7 +117,7 @@ class Daemon:
         Returns whether the workers have finished.
         """
         self._draining = True
-        tell(log, logging.INFO, "draining")
+        log_event(log, logging.INFO, "draining")
         notify("STOPPING=1")
         idle = asyncio.Event()
         threading.Thread(target=self._drain_engine, args=(idle,), daemon=True).start()
@@ -139,9 +139,9 @@ class Daemon:
         try:
             changes = self._engine.reload()
         except (DaemonError, StoreError, OSError, ValueError) as error:
-            tell(log, logging.ERROR, "reload failed", error=f"{type(error).__name__}: {error}")
+            log_event(log, logging.ERROR, "reload failed", error=f"{type(error).__name__}: {error}")
             return
-        tell(log, logging.INFO, "stores reloaded", changes="; ".join(changes) or "none")
+        log_event(log, logging.INFO, "stores reloaded", changes="; ".join(changes) or "none")
 
     def status(self) -> StatusReply:
         """The status, for any other thread.  Raises TimeoutError, RuntimeError: it has ended."""
@@ -172,7 +172,7 @@ class Daemon:
         peer = self._registry.peer(session)
         if isinstance(message, ErrorReply):
             self._counts["sessions_failed"] += 1
-            tell(log, logging.ERROR, "session failed", session=session, error=message.message)
+            log_event(log, logging.ERROR, "session failed", session=session, error=message.message)
         if peer is None:
             return
         if not self._clients(peer.caller).push(session, peer.caller, message):
@@ -204,7 +204,7 @@ class Daemon:
             self.detach(session)
 
     def detach(self, session: int) -> None:
-        tell(log, logging.INFO, "session detached", session=session)
+        log_event(log, logging.INFO, "session detached", session=session)
         peer = self._registry.close(session)
         self._clients(peer.caller).close_session(session)
         self._engine.detach(session)
@@ -261,14 +261,14 @@ class Daemon:
         level = logging.WARNING if isinstance(error, DaemonError | StoreError) else logging.ERROR
         if (left_out := self._refusals.admit()) is not None:
             more = {"left_out": left_out} if left_out else {}
-            tell(log, level, event, error=f"{type(error).__name__}: {error}", **more)
+            log_event(log, level, event, error=f"{type(error).__name__}: {error}", **more)
         self.send(caller, refusal(error, message))
 
     def opened(self, peer: Peer, request: Attach, attached: Attached) -> None:
         """Tell a client that its session is open, if it is still there."""
         self._counts["sessions_attached"] += 1
         resolved, owner = attached.resolved, self._registry.owner(attached.session)
-        tell(
+        log_event(
             log, logging.INFO, "session attached", session=attached.session, plan=attached.plan,
             seeds=resolved.seeds, rank=request.rank, world_size=request.world_size,
             num_steps=attached.num_steps, window=attached.window, owner=owner,

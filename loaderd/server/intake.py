@@ -22,8 +22,8 @@ PIECE = 1 << 14  # numbers of a piece: 128 KiB
 AHEAD = 4  # pieces that are asked for and have not come
 PIECE_S = 10.0  # for the next piece
 WAITED_S = 3.0  # likewise, while others wait
-LOOK_S = 0.5  # between two checks whether others wait
-LEAST_RATE = 1 << 20  # numbers a second, over all of them: others wait for the room
+POLL_S = 0.5  # between two checks whether others wait
+MIN_RATE = 1 << 20  # numbers a second, over all of them: others wait for the room
 
 
 class Intake:
@@ -33,7 +33,7 @@ class Intake:
         self.peer, self.request, self._area = peer, request.request, area
         self._numbers = area.numbers
         self._asked = self._come = 0  # numbers
-        self._end = time.monotonic() + PIECE_S + self._numbers.size / LEAST_RATE
+        self._end = time.monotonic() + PIECE_S + self._numbers.size / MIN_RATE
         self._failure: Exception | None = None
         self._changed = asyncio.Event()
 
@@ -78,10 +78,10 @@ class Intake:
                 if not send(message):
                     raise Refused("ids: the client is gone")
             try:
-                await asyncio.wait_for(self._changed.wait(), min(LOOK_S, PIECE_S, WAITED_S))
+                await asyncio.wait_for(self._changed.wait(), min(POLL_S, PIECE_S, WAITED_S))
             except TimeoutError:
-                most = WAITED_S if waited_for() else PIECE_S
-                if time.monotonic() >= min(since + most, self._end):
+                maximum = WAITED_S if waited_for() else PIECE_S
+                if time.monotonic() >= min(since + maximum, self._end):
                     raise self._late() from None
                 continue
             since = time.monotonic()
@@ -92,7 +92,7 @@ class Intake:
     def _late(self) -> Refused:
         return Refused(
             f"ids: {self._come} of {self._numbers.size} numbers came in time, expected one piece "
-            f"in {PIECE_S:g} s ({WAITED_S:g} s while others wait) and {LEAST_RATE:,} a second"
+            f"in {PIECE_S:g} s ({WAITED_S:g} s while others wait) and {MIN_RATE:,} a second"
         )
 
     def entry(self) -> LedgerEntry:

@@ -27,7 +27,7 @@ from loaderd.streams.service import StreamService
 Clients = LocalClients | RemoteClients
 
 
-class _Opening(NamedTuple):
+class _PendingSession(NamedTuple):
     peer: Peer
     request: Attach
     owner: str
@@ -65,7 +65,7 @@ class SessionOpener:
         if (answered := self._registry.begin(peer, request)) is not None:
             self._daemon.send(peer.caller, answered)
             return
-        task = self._loop.create_task(self._open(_Opening(peer, request, owner, clients)))
+        task = self._loop.create_task(self._open(_PendingSession(peer, request, owner, clients)))
         self._tasks.add(task)  # the loop itself holds tasks only weakly
         task.add_done_callback(self._tasks.discard)
 
@@ -94,7 +94,7 @@ class SessionOpener:
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _open(self, opening: _Opening) -> None:
+    async def _open(self, opening: _PendingSession) -> None:
         peer, request = opening.peer, opening.request
         try:
             if request.ids:
@@ -112,7 +112,7 @@ class SessionOpener:
             return
         self._daemon.opened(peer, request, attached)
 
-    async def _open_with_numbers(self, opening: _Opening) -> Attached | None:
+    async def _open_with_numbers(self, opening: _PendingSession) -> Attached | None:
         """Have the numbers of a request sent to the arena, and attach.  One request at a time."""
         peer, request = opening.peer, opening.request
         self._borrowers += 1
@@ -135,7 +135,9 @@ class SessionOpener:
         finally:
             self._borrowers -= 1
 
-    async def _open_one(self, opening: _Opening, area: RequestArea | None) -> Attached | None:
+    async def _open_one(
+        self, opening: _PendingSession, area: RequestArea | None
+    ) -> Attached | None:
         """Attach in the thread.  One at a time, so that what a user has left is known."""
         peer, request, owner, clients = opening
         async with self._attaching:

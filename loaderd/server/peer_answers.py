@@ -126,10 +126,10 @@ class _Served:
             return answer, int(join_crcs(file.crcs[page : page + pages]))
         runs = np.empty((rows.size, 5), np.int64)
         # no pages between the rows: these may be holes
-        most_pages = transit.size // PAGE_BYTES
-        runs = runs[: plan_extents(rows, 0, rows.size, layout, 0, most_pages, runs)]
+        max_pages = transit.size // PAGE_BYTES
+        runs = runs[: plan_extents(rows, 0, rows.size, layout, 0, max_pages, runs)]
         ends = np.empty(len(runs) + 1, np.int64)
-        ends = ends[: cut_tasks(runs, len(runs), most_pages, ends) + 1]
+        ends = ends[: cut_tasks(runs, len(runs), max_pages, ends) + 1]
         for low, high in pairwise(ends.tolist()):
             pieces = self._fetch(number, runs[low:high], transit)
             start, stop = int(runs[low, 3]), int(runs[high - 1, 4])

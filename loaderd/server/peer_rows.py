@@ -21,7 +21,7 @@ from blockstore.store import Store
 from loaderd.api.errors import BadMessage, DaemonError, NoDaemon, Refused, ShuttingDown
 from loaderd.api.peers import PeerAddresses, part_with_peers
 from loaderd.api.protocol import ErrorReply, RowsGiven, RowsWanted, decode_daemon
-from loaderd.api.requests import MAX_ROW_BYTES, most_rows
+from loaderd.api.requests import MAX_ROW_BYTES, max_rows
 from loaderd.api.tcp import TcpAddress
 from loaderd.server.curve import TcpConnection
 from loaderd.server.transport import Sockets
@@ -29,7 +29,7 @@ from loaderd.server.transport import Sockets
 THREADS = 8  # each has one request of MAX_ROW_BYTES in flight: 8 MiB, of all peers
 ANSWER_S = 5.0  # for a peer to answer; then its connection is given up
 RETRY_S = 0.2  # between two attempts
-_LOOK_S = 0.2  # between two checks whether this side ends
+_POLL_S = 0.2  # between two checks whether this side ends
 
 
 class PeerRows(Closing):
@@ -74,8 +74,8 @@ class PeerRows(Closing):
     def num_rows(self, path: str) -> int:
         return self._arrays[path][1].num_rows
 
-    def most_rows(self, path: str) -> int:
-        return most_rows(self._arrays[path][1].row_bytes)
+    def max_rows(self, path: str) -> int:
+        return max_rows(self._arrays[path][1].row_bytes)
 
     def ask(self, server: int, path: str, rows: NDArray[np.int64], take: Take) -> None:
         """Fetch rows.  Raises AbsentRows: the peer does not come back in time, or refuses."""
@@ -144,7 +144,7 @@ class PeerRows(Closing):
                 raise ShuttingDown("this daemon is shutting down")
             if time.monotonic() > end:
                 raise NoDaemon(f"{place}: no answer in {ANSWER_S:g} s")
-            frames = connection.receive(_LOOK_S)
+            frames = connection.receive(_POLL_S)
         message = decode_daemon(frames[0])
         if isinstance(message, ErrorReply):
             known = ShuttingDown if message.error == ShuttingDown.__name__ else Refused
@@ -184,7 +184,7 @@ def peer_source(peers: PeerAddresses | None) -> Callable[[Store], PeerRows | Non
 def check_widths(store: Store) -> None:
     """Raises Refused: a row does not fit a message."""
     for _, array in split_arrays(store.manifest):
-        if not most_rows(array.row_bytes):
+        if not max_rows(array.row_bytes):
             raise Refused(
                 f"{store.path}: a row of {array.path} has {array.row_bytes:,} bytes, peers send at "
                 f"most {MAX_ROW_BYTES:,} at once; serve the whole store"

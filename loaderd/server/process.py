@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_MOST_SIGNALS = 4096  # taken at a time
+_MAX_SIGNALS = 4096  # taken at a time
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 _HEAPS = 2
 _MAPPED = 4 << 20  # bytes; what is larger has pages of its own, and gives them back
@@ -55,7 +55,7 @@ class Signals:
         theirs, ours = socket.socketpair()
         for end in (theirs, ours):
             end.setblocking(False)
-        loop.add_reader(ours, ours.recv, _MOST_SIGNALS)
+        loop.add_reader(ours, ours.recv, _MAX_SIGNALS)
         before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         try:
             yield

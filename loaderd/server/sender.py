@@ -29,7 +29,7 @@ from loaderd.api.protocol import (
     Skipped,
 )
 from loaderd.memory.blob import ALIGN
-from loaderd.memory.slots import LOOK_WAIT_S
+from loaderd.memory.slots import SHORT_WAIT_S
 from loaderd.sessions.base import Out
 from loaderd.streams.service import StreamService
 
@@ -103,7 +103,7 @@ class Frames(SendBuffers):
         firsts: list[int] = []
         try:
             for _ in range(count):
-                firsts.append(self._broker.take_run(per, LOOK_WAIT_S))
+                firsts.append(self._broker.take_run(per, SHORT_WAIT_S))
                 self._taken += range(firsts[-1], firsts[-1] + per)
         except Refused:
             if len(firsts) < 2:

@@ -59,7 +59,7 @@ class TcpRouter:
         self._context: Context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.copy_threshold = 0  # arrays lie in the arena: do not copy them
-        self._looks = False  # a look at the socket is scheduled
+        self._poll_scheduled = False  # a look at the socket is scheduled
         self._gate: KeyAuthenticator | None = None
         options: list[tuple[int, int | bytes]] = [
             (zmq.SNDHWM, SEND_QUEUE),
@@ -90,8 +90,8 @@ class TcpRouter:
                 ) from error
             raise
         self._fd = int(self._socket.getsockopt(zmq.FD))
-        self._loop.add_reader(self._fd, self._look)
-        self._look_soon()
+        self._loop.add_reader(self._fd, self._poll)
+        self._poll_soon()
 
     @property
     def address(self) -> str:
@@ -114,7 +114,7 @@ class TcpRouter:
         except zmq.ZMQError:  # EHOSTUNREACH, EAGAIN; ENOTSOCK once closed
             return False
         finally:
-            self._look_soon()
+            self._poll_soon()
         return True
 
     def close(self) -> None:
@@ -127,14 +127,14 @@ class TcpRouter:
             self._gate.stop()
         self._context.term()
 
-    def _look_soon(self) -> None:
-        if not self._looks and not self._socket.closed:
-            self._looks = True
-            self._loop.call_soon(self._look)
+    def _poll_soon(self) -> None:
+        if not self._poll_scheduled and not self._socket.closed:
+            self._poll_scheduled = True
+            self._loop.call_soon(self._poll)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Take what has come, at most a burst of it."""
-        self._looks = False
+        self._poll_scheduled = False
         for _ in range(BURST):
             # asked first: an exception from `recv` costs more than the question
             if self._socket.closed or not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
@@ -146,7 +146,7 @@ class TcpRouter:
             except Exception as error:
                 context = {"message": "a message could not be handled", "exception": error}
                 self._loop.call_exception_handler(context)
-        self._look_soon()
+        self._poll_soon()
 
     def _take(self) -> tuple[str, list[Frame]]:
         """The peer's key and the frames after its identity.

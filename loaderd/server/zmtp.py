@@ -19,13 +19,13 @@ from loaderd.server.listener import UnixListener
 from loaderd.server.transport import BURST, FRAME_BYTES, LINGER_MS, MESSAGE_BYTES, Frame, Receive
 
 MAX_CONNECTIONS = 1024
-LEAST_ROOM = MESSAGE_BYTES + 9  # bytes of long messages that are received at a time, at least
+MIN_ROOM = MESSAGE_BYTES + 9  # bytes of long messages that are received at a time, at least
 SMALL_BYTES = 1 << 12  # a message up to this needs no room of its own
 UNSENT_BYTES = 1 << 23  # of one client that reads nothing; then it is cut off
 PAUSE_BYTES = 1 << 14  # of one client that reads nothing; then nothing is read from it either
 _READ_BYTES = 1 << 16
 _STALLED_S = 10.0  # for a long message, and for the greeting
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _HEAD_BYTES = 9  # of a long frame; those of a short one are 2
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -70,8 +70,8 @@ class _Connection:
         """How much to read: what is held outside of a room is never more than a short frame."""
         if self.skip:
             return min(self.skip, _READ_BYTES)
-        most = max(self.room, SMALL_BYTES + _HEAD_BYTES)
-        return min(most - len(self.buffer), _READ_BYTES)
+        maximum = max(self.room, SMALL_BYTES + _HEAD_BYTES)
+        return min(maximum - len(self.buffer), _READ_BYTES)
 
 
 class LocalRouter:
@@ -83,7 +83,7 @@ class LocalRouter:
         room   bytes of long messages that are received at a time, of all clients
         """
         self._receive, self._loop = receive, asyncio.get_running_loop()
-        self._room = max(room, LEAST_ROOM)
+        self._room = max(room, MIN_ROOM)
         self._connections: dict[bytes, _Connection] = {}
         self._waiting: deque[_Connection] = deque()  # for room: first come, first served
         self._next = 0
@@ -91,7 +91,7 @@ class LocalRouter:
         # libzmq gives up if there is no place in the queue of connections
         self._listener = UnixListener(path, socket.SOCK_STREAM, MAX_CONNECTIONS, self._accept)
         self._listener.start()
-        self._timer = self._loop.call_later(_LOOK_S, self._look)
+        self._timer = self._loop.call_later(_POLL_S, self._poll)
 
     def send(self, identity: bytes, message: Message) -> bool:
         """Queue a message without waiting; False: the peer vanished, or reads nothing."""
@@ -133,9 +133,9 @@ class LocalRouter:
             connection.wanted = 0
         self._give_room(connection)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Every second, cut off clients that stall a greeting or a long message."""
-        self._timer = self._loop.call_later(_LOOK_S, self._look)
+        self._timer = self._loop.call_later(_POLL_S, self._poll)
         now = time.monotonic()
         for connection in list(self._connections.values()):
             if (connection.room or not connection.ready) and now - connection.since > _STALLED_S:

@@ -35,7 +35,7 @@ from loaderd.memory.ledger import Budget, EngineSettings, arrays_of
 from loaderd.memory.residency import GraphPool, Residency
 from loaderd.memory.slots import WAIT_S, SlotBroker
 from loaderd.monitoring.devicecost import DeviceGauge
-from loaderd.monitoring.logs import tell
+from loaderd.monitoring.logs import log_event
 from loaderd.monitoring.trace import Trace
 from loaderd.plans.base import Plan, Wanted
 from loaderd.plans.chunks import HopPlan
@@ -126,7 +126,7 @@ class EngineSession(Protocol):
         """Allow more batches in flight, for a shared session, if there are slots for them."""
 
 
-class Opening(NamedTuple):
+class SessionRequest(NamedTuple):
     """A session that is to be opened."""
 
     number: int
@@ -141,9 +141,9 @@ class Kind(NamedTuple):
     # what fixes the batches; takes no memory.  Raises Refused
     resolve: Callable[[Manifest, Attach, NDArray[np.int64] | None], Resolved]
     # minimum of slots to open one; 0: that depends on what is in memory already
-    least_slots: Callable[[Manifest, Attach, Resolved, int], int]
+    min_slots: Callable[[Manifest, Attach, Resolved, int], int]
     # raises Refused, StoreError; nothing is kept then
-    open: Callable[["StoreResources", Opening], EngineSession]
+    open: Callable[["StoreResources", SessionRequest], EngineSession]
     # raises Refused: so many slots can never serve it.  Reads nothing, and takes nothing
     check: Callable[[Manifest, Attach, EngineSettings, Budget, int], None] = lambda *_: None
     # `widen` gives it more batches in flight, and less memory does not make it read all again
@@ -250,7 +250,7 @@ class StoreResources:
             self.topology.load()
             if num_bytes := self.reader.bytes_read - before:
                 seconds = round(concurrency.monotonic() - begun, 2)
-                tell(log, logging.INFO, "graph read", bytes=num_bytes, seconds=seconds)
+                log_event(log, logging.INFO, "graph read", bytes=num_bytes, seconds=seconds)
 
 
 class Allocation:

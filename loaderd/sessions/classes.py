@@ -39,7 +39,7 @@ class ClassCounts:
             return array.row_items
         if not array.dtype.startswith(("int", "uint")):
             return 0
-        most = -1
+        maximum = -1
         for _, rows in scan_rows(self._store, array, SCAN_BYTES):
-            most = max(most, int(rows.max()))
-        return most + 1
+            maximum = max(maximum, int(rows.max()))
+        return maximum + 1

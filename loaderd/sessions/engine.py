@@ -17,16 +17,16 @@ from loaderd.api.errors import SessionLost, Shortage, ShuttingDown
 from loaderd.api.protocol import Attach, Attached, LedgerEntry, Release, Resolved, Start
 from loaderd.memory.guarded import Guarded
 from loaderd.memory.ledger import (
-    LEAST_SESSION,
+    MIN_SESSION,
     EngineSettings,
-    cut_slots,
     enough_mem,
     graph_preferred,
     make_budget,
     rows_of,
+    size_pools,
 )
 from loaderd.memory.residency import BlockPool, GraphPool, Residency
-from loaderd.memory.slots import LOOK_WAIT_S, WAIT_S, RequestArea, SlotBroker
+from loaderd.memory.slots import SHORT_WAIT_S, WAIT_S, RequestArea, SlotBroker
 from loaderd.memory.workspace import StoreTables
 from loaderd.monitoring.devicecost import DeviceGauge
 from loaderd.monitoring.meter import add_counts
@@ -38,8 +38,8 @@ from loaderd.sampling.topology import Topology
 from loaderd.sessions.base import (
     Deliver,
     EngineSession,
-    Opening,
     Out,
+    SessionRequest,
     SharedResources,
     StoreResources,
 )
@@ -82,7 +82,7 @@ class Engine(Closing):
             shared = SharedResources(settings, cut.num_slots, cut.slot_bytes, cut.unused_bytes)
             self._stack.callback(shared.close)
         else:
-            self.budget = cut_slots(
+            self.budget = size_pools(
                 store.manifest, settings, shared.arena.slot_bytes, len(slots), shared.unused_bytes
             )
         self.arena, self._workers, self._numbers = shared.arena, shared.workers, shared.numbers
@@ -153,9 +153,9 @@ class Engine(Closing):
         )  # fmt: skip
 
     @property
-    def least_slots(self) -> int:
+    def min_slots(self) -> int:
         """Slots that stay with the store, whatever others need."""
-        return self.budget.graph_least + LEAST_SESSION
+        return self.budget.graph_min + MIN_SESSION
 
     def close(self) -> None:
         self.drain()
@@ -182,7 +182,7 @@ class Engine(Closing):
         Raises Refused, StoreError, ShuttingDown.
         """
         self.wait_ended(WAIT_S)  # for what ending sessions still hold
-        opening = Opening(next(self._numbers), request, seeds, alike)
+        opening = SessionRequest(next(self._numbers), request, seeds, alike)
         kind = find_kind(request.plan)
         session: EngineSession | None = open_packed(self.resources, opening, epoch)
         if session is None:
@@ -210,7 +210,7 @@ class Engine(Closing):
             self.store.manifest, request, settings, self.budget, count, broker.available()
         )
         try:
-            first = broker.take_run(count, LOOK_WAIT_S, low=True)
+            first = broker.take_run(count, SHORT_WAIT_S, low=True)
         except Shortage:  # free slots that are not adjacent are of no use
             free = broker.free()
             free = free if free < count else 0
@@ -276,7 +276,7 @@ class Engine(Closing):
         """Get up to `count` free slots from another store's engine."""
         slots = other.broker.cede(count)
         budget, num_slots = self.budget, self.broker.num_slots + len(slots)
-        preferred = graph_preferred(budget.graph_blocks, budget.graph_least, num_slots)
+        preferred = graph_preferred(budget.graph_blocks, budget.graph_min, num_slots)
         self.broker.accept(slots, max(preferred, self.broker.graph_preferred))
 
     def drain(self) -> None:

@@ -17,7 +17,7 @@ from loaderd.api.errors import Refused
 from loaderd.api.protocol import BatchReady, RowGroup
 from loaderd.memory.blob import Written, made
 from loaderd.memory.ledger import ServedRows, SessionNeed
-from loaderd.memory.slots import LOOK_WAIT_S
+from loaderd.memory.slots import SHORT_WAIT_S
 from loaderd.memory.workspace import Sizes, Workspace
 from loaderd.monitoring.trace import STAGE
 from loaderd.plans.base import Unit, Wanted
@@ -38,24 +38,24 @@ from loaderd.sampling.hyperbatch.session import (
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces
 from loaderd.sampling.hyperbatch.sizing import HyperSizing, SamplingSlots
 from loaderd.sampling.structure import Structure
-from loaderd.sessions.base import Allocation, Kind, Opening, StoreResources
+from loaderd.sessions.base import Allocation, Kind, SessionRequest, StoreResources
 from loaderd.sessions.build import BatchInProgress, BatchSpec, Placement
 from loaderd.sessions.lookahead import LookAhead, SessionDraft, block_sampler, row_cost
 from loaderd.sessions.resolve import make_plan
 from loaderd.sessions.sampled import SampledSession, nothing_missing, open_session
 from loaderd.sessions.sizing import (
-    Asked,
     BatchMemory,
+    ResolvedRequest,
     WorkspaceNeed,
     add_workspaces,
     ask,
     check_possible,
-    cut_session,
-    cut_workspaces,
     explained_shortage,
     fit,
-    least_slots,
+    min_slots,
     resolve_sampled,
+    size_minibatches,
+    size_workspaces,
     take_memory,
     take_seeds,
 )
@@ -88,7 +88,7 @@ class HyperbatchSession(SampledSession):
         staying: StayingMember | None = None,
     ) -> None:
         super().__init__(resources, number, spec, served, memory)
-        self._cut, self._cache, self._staying = hyper.cut, hyper.cache, staying
+        self._sizing, self._cache, self._staying = hyper.sizing, hyper.cache, staying
         self._nothing_missing = nothing_missing(served)
         sampler = self._make_sampler(hyper.sampling)
         self._hyper = Hyper(spec.plan, sampler, hyper, self, resources.trace)
@@ -238,11 +238,12 @@ class HyperbatchSession(SampledSession):
         }
 
     def _own_basis(self) -> str:
-        cut = self._cut
+        sizing = self._sizing
         return (
-            f"; hyperbatches of {cut.size}: {cut.areas} x {cut.area} slots of structure, "
-            f"{cut.sampling.slots} of scratch, {self._staying_text()}{cut.rows} slots for "
-            f"{sum(share.entries for share in cut.shares):,} rows that pass, {cut.tables} of tables"
+            f"; hyperbatches of {sizing.size}: {sizing.areas} x {sizing.area} slots of structure, "
+            f"{sizing.sampling.slots} of scratch, {self._staying_text()}{sizing.rows} slots for "
+            f"{sum(share.entries for share in sizing.shares):,} rows that pass, "
+            f"{sizing.tables} of tables"
         )
 
     def _staying_text(self) -> str:
@@ -257,7 +258,7 @@ class HyperbatchSession(SampledSession):
 # -- opening --------------------------------------------------------------------------------------
 
 
-def open_hyperbatches(resources: StoreResources, opening: Opening) -> SampledSession:
+def open_hyperbatches(resources: StoreResources, opening: SessionRequest) -> SampledSession:
     """Open a session of hyperbatches; for `auto`, of plain ones if all stays in memory.
 
     Raises Refused, StoreError.
@@ -272,20 +273,20 @@ def open_hyperbatches(resources: StoreResources, opening: Opening) -> SampledSes
     auto = asked.request.plan != HyperbatchPlan.name
     if auto and sized.fits:
         return open_session(resources, number, plain)
-    with explained_shortage(resources, sized.need.least), resources.allocation() as allocation:
+    with explained_shortage(resources, sized.need.minimum), resources.allocation() as allocation:
         draft = draft_session(resources, asked, sized, allocation)
         staying = resources.shared(_staying_rows).join(asked.served)
         try:
-            wanted = LookAhead(resources, draft).cut(
+            wanted = LookAhead(resources, draft).sizing(
                 asked.request.hyperbatch, staying.regions.kept(), opening.alike
             )
             hyper = None if wanted is None else _take(resources, draft, wanted, staying)
             if hyper is None:
                 resources.broker.give(staying.leave())
                 return _fall_back(resources, number, draft, plain)
-            quota = allocation.slots(hyper.cut.quota)
+            quota = allocation.slots(hyper.sizing.quota)
             memory = BatchMemory(
-                allocation, draft.workspaces, quota, draft.cut.window, draft.cut.transit
+                allocation, draft.workspaces, quota, draft.sizing.window, draft.sizing.transit
             )
             return HyperbatchSession(
                 resources, number, draft.spec, asked.served, memory, hyper, staying
@@ -323,67 +324,69 @@ class _HyperSize(NamedTuple):
     fits: bool  # graph and rows stay in memory beside it
 
 
-def size_session(resources: StoreResources, asked: Asked) -> _HyperSize:
+def size_session(resources: StoreResources, asked: ResolvedRequest) -> _HyperSize:
     """Size a session.  Raises Refused: there is too little for any."""
     budget, broker = resources.budget, resources.broker
     need, sizes, available = fit(resources, asked)
-    plain = cut_session(
+    plain = size_minibatches(
         need, available, budget.row_blocks, resources.settings, asked.window(resources.settings)
     )
-    spare = broker.graph_slots() - budget.graph_least
+    spare = broker.graph_slots() - budget.graph_min
     blocks = max(0, broker.pooled() - spare - plain.slots(need))
     fits = budget.graph_blocks <= broker.graph_preferred and blocks >= budget.row_blocks
     return _HyperSize(need, sizes, available, fits)
 
 
 def draft_session(
-    resources: StoreResources, asked: Asked, sized: _HyperSize, allocation: Allocation
+    resources: StoreResources, asked: ResolvedRequest, sized: _HyperSize, allocation: Allocation
 ) -> SessionDraft:
     """Take the seeds, and a workspace to look ahead with."""
     need, sizes, workspaces = sized.need, sized.sizes, Workspaces()
-    cut = cut_workspaces(need, sized.available, asked.window(resources.settings))
+    sizing = size_workspaces(need, sized.available, asked.window(resources.settings))
     spec = take_seeds(resources, allocation, asked, need, sizes)
     add_workspaces(
         resources, allocation, workspaces, sizes,
-        WorkspaceNeed(spec.plan.shape(), cut.workers, cut.transit),
+        WorkspaceNeed(spec.plan.shape(), sizing.workers, sizing.transit),
     )  # fmt: skip
     resources.load_graph()
-    return SessionDraft(spec, asked.served, need, sizes, cut, allocation, workspaces)
+    return SessionDraft(spec, asked.served, need, sizes, sizing, allocation, workspaces)
 
 
 def take_sampling(allocation: Allocation, slots: SamplingSlots, slot_bytes: int) -> SamplingMemory:
     """Take memory to sample in.  Raises Refused: the arena's free slots lie too far apart."""
-    memory = allocation.run(slots.slots, LOOK_WAIT_S)
-    return SamplingMemory.cut(memory, slots.early, slots.begun * slot_bytes)
+    memory = allocation.run(slots.slots, SHORT_WAIT_S)
+    return SamplingMemory.carve(memory, slots.early, slots.begun * slot_bytes)
 
 
 def _take(
-    resources: StoreResources, draft: SessionDraft, cut: HyperSizing, staying: StayingMember
+    resources: StoreResources, draft: SessionDraft, sizing: HyperSizing, staying: StayingMember
 ) -> HyperMemory | None:
     """Take areas and cache; None if the arena's free slots lie too far apart."""
     allocation, settings = draft.allocation, resources.settings
     try:
-        areas = [StructureArea(allocation.run(cut.area, LOOK_WAIT_S)) for _ in range(cut.areas)]
+        areas = [
+            StructureArea(allocation.run(sizing.area, SHORT_WAIT_S)) for _ in range(sizing.areas)
+        ]
         sampling = None
-        if cut.sampling.slots:
-            sampling = take_sampling(allocation, cut.sampling, resources.budget.slot_bytes)
-        if not cut.shares:
-            return HyperMemory(cut, areas, sampling, None)
-        tables = allocation.run(cut.tables, LOOK_WAIT_S)
-        transit = [allocation.run(cut.run, LOOK_WAIT_S) for _ in range(settings.readers)]
-        rows = allocation.slots(cut.rows)
-        staying.add([share.stay for share in cut.shares], resources.broker.take(cut.staying))
+        if sizing.sampling.slots:
+            sampling = take_sampling(allocation, sizing.sampling, resources.budget.slot_bytes)
+        if not sizing.shares:
+            return HyperMemory(sizing, areas, sampling, None)
+        tables = allocation.run(sizing.tables, SHORT_WAIT_S)
+        transit = [allocation.run(sizing.run, SHORT_WAIT_S) for _ in range(settings.readers)]
+        rows = allocation.slots(sizing.rows)
+        staying.add([share.stay for share in sizing.shares], resources.broker.take(sizing.staying))
         cache = RowCache(
-            resources.rows._replace(served=draft.served), cut.shares, tables, rows, transit,
+            resources.rows._replace(served=draft.served), sizing.shares, tables, rows, transit,
             row_cost(resources, transit), staying,
         )  # fmt: skip
-        return HyperMemory(cut, areas, sampling, cache)
+        return HyperMemory(sizing, areas, sampling, cache)
     except Refused:
         return None
 
 
 def _fall_back(
-    resources: StoreResources, number: int, draft: SessionDraft, plain: Asked
+    resources: StoreResources, number: int, draft: SessionDraft, plain: ResolvedRequest
 ) -> SampledSession:
     """Open a session of plain minibatches.
 
@@ -393,13 +396,13 @@ def _fall_back(
     assert draft.workspaces.all_home
     need, allocation = draft.need, draft.allocation
     allocation.free(keep=need.seeds)
-    cut = cut_session(
+    sizing = size_minibatches(
         need, resources.broker.free() + need.seeds, resources.budget.row_blocks,
-        resources.settings, draft.cut.window,
+        resources.settings, draft.sizing.window,
     )  # fmt: skip
-    memory = take_memory(resources, allocation, plain.plan, draft.sizes, cut)
+    memory = take_memory(resources, allocation, plain.plan, draft.sizes, sizing)
     spec = draft.spec._replace(plan=plain.plan)
     return SampledSession(resources, number, spec, plain.served, memory)
 
 
-HYPERBATCH = Kind(resolve_sampled, least_slots, open_hyperbatches, check_possible, every_rank=True)
+HYPERBATCH = Kind(resolve_sampled, min_slots, open_hyperbatches, check_possible, every_rank=True)

@@ -13,10 +13,10 @@ from blockstore.format import ITEM_BYTES, PAGE_BYTES
 from blockstore.kernels.rowcache import count_new
 from loaderd.api.errors import Refused
 from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows, structure_bytes
-from loaderd.memory.slots import LOOK_WAIT_S
+from loaderd.memory.slots import SHORT_WAIT_S
 from loaderd.memory.workspace import Sizes, workspace_bytes
 from loaderd.monitoring.devicecost import RUN_BYTES, DeviceCost
-from loaderd.monitoring.logs import tell
+from loaderd.monitoring.logs import log_event
 from loaderd.sampling.hyperbatch.regions import region_rows, region_shift, rows_by_type
 from loaderd.sampling.hyperbatch.session import (
     Sampled,
@@ -25,7 +25,12 @@ from loaderd.sampling.hyperbatch.session import (
     StructureSampler,
 )
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces, usual_shape
-from loaderd.sampling.hyperbatch.sizing import Estimate, HyperSizing, PassEstimate, cut_hyper
+from loaderd.sampling.hyperbatch.sizing import (
+    Estimate,
+    HyperSizing,
+    PassEstimate,
+    size_hyperbatches,
+)
 from loaderd.sampling.hyperbatch.together import BatchRules, BlockSampler
 from loaderd.sampling.hyperbatch.unfinished import begun_bytes, scratch_bytes
 from loaderd.sampling.structure import Structure
@@ -54,7 +59,7 @@ class SessionDraft(NamedTuple):
     served: list[ServedRows]
     need: SessionNeed
     sizes: Sizes
-    cut: SessionSizing
+    sizing: SessionSizing
     allocation: Allocation
     workspaces: Workspaces
 
@@ -91,7 +96,7 @@ class LookAhead:
         # whether batches are sampled hop by hop over blocks
         self._together = resources.broker.graph_preferred < resources.budget.graph_blocks
 
-    def cut(
+    def sizing(
         self, asked: int, kept: Sequence[NDArray[np.bool_]] = (), alike: int = 1
     ) -> HyperSizing | None:
         """Size a session of hyperbatches, and take its small workspaces; None: no room.
@@ -101,7 +106,7 @@ class LookAhead:
         alike   sessions that keep regions for one another, this one included
         """
         resources, draft = self._resources, self._draft
-        seen = self._look()
+        seen = self._sample()
         if seen is None:
             return None
         estimate = self._estimate(seen)._replace(alike=alike)
@@ -117,12 +122,12 @@ class LookAhead:
             pooled = resources.broker.num_slots - resources.broker.graph_slots()
             slots = min(slots, (pooled >> (alike - 1).bit_length()) - len(draft.allocation))
         room = int(slots * settings.session_share)
-        return cut_hyper(
+        return size_hyperbatches(
             room, resources.rows._replace(served=draft.served), draft.need, estimate,
-            settings.readers, draft.cut.window, asked,
+            settings.readers, draft.sizing.window, asked,
         )  # fmt: skip
 
-    def _look(self) -> Seen | None:
+    def _sample(self) -> Seen | None:
         """Sample some minibatches, in memory that is given back; None: there is no room."""
         resources, spec, broker = self._resources, self._draft.spec, self._resources.broker
         # over the whole epoch: seeds that are not shuffled change as it goes on
@@ -134,7 +139,7 @@ class LookAhead:
         try:
             with resources.allocation() as room:
                 try:
-                    memory = [room.run(n, LOOK_WAIT_S) for n in parts[: 1 + self._together]]
+                    memory = [room.run(n, SHORT_WAIT_S) for n in parts[: 1 + self._together]]
                     areas = [StructureArea(piece) for piece in memory]
                     with self._workers(room) as workers:
                         sampler = self._sampler(areas[1:], workers)
@@ -144,7 +149,9 @@ class LookAhead:
                     seen = self._seen(found, areas[0].used)
                     self._measure(memory[0])
                     seconds = round(concurrency.monotonic() - begun, 2)
-                    tell(log, logging.INFO, "looked ahead", batches=len(found), seconds=seconds)
+                    log_event(
+                        log, logging.INFO, "looked ahead", batches=len(found), seconds=seconds
+                    )
                     return seen
                 finally:
                     room.free()
@@ -211,7 +218,7 @@ class LookAhead:
         chosen = shape if is_small else worst
         add_workspaces(
             resources, draft.allocation, draft.workspaces, draft.sizes,
-            WorkspaceNeed(chosen, max(1, count), draft.cut.transit, is_small), LOOK_WAIT_S,
+            WorkspaceNeed(chosen, max(1, count), draft.sizing.transit, is_small), SHORT_WAIT_S,
         )  # fmt: skip
 
     def _estimate(self, found: Seen) -> Estimate:

@@ -12,7 +12,7 @@ from blockstore.kernels.rows import NO_ROW
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import MacroBatch, Skipped
 from loaderd.memory.ledger import EdgeItems, ServedRows, SessionNeed, served_rows
-from loaderd.memory.slots import LOOK_WAIT_S
+from loaderd.memory.slots import SHORT_WAIT_S
 from loaderd.memory.workspace import Carver, Sizes
 from loaderd.monitoring.trace import READ_MACRO, SERVE_MACRO, STAGE
 from loaderd.plans.base import Unit, Wanted
@@ -20,27 +20,27 @@ from loaderd.plans.macrobatch import MacrobatchPlan, SeedGroups
 from loaderd.sampling.macrobatch.files import MacroFiles
 from loaderd.sampling.macrobatch.graph import MacroGraph, MacroShared, carve_macro
 from loaderd.sampling.macrobatch.loader import Key, MacroLoader, MacroMemory, Span
-from loaderd.sampling.macrobatch.sizing import MacroSizing, cut_macro
+from loaderd.sampling.macrobatch.sizing import MacroSizing, size_macrobatches
 from loaderd.sampling.rows import Addressed
 from loaderd.sampling.structure import Structure
-from loaderd.sessions.base import Allocation, Kind, Opening, StoreResources
+from loaderd.sessions.base import Allocation, Kind, SessionRequest, StoreResources
 from loaderd.sessions.build import BatchInProgress, BatchSpec, sample_from
 from loaderd.sessions.resolve import seed_type
 from loaderd.sessions.sampled import SampledSession, nothing_missing
 from loaderd.sessions.sizing import (
     SMALLER,
-    Asked,
     BatchMemory,
+    ResolvedRequest,
     SessionSizing,
     ask,
     check_room,
     choose_need,
-    cut_session,
     explained_shortage,
-    least_of,
-    least_slots,
+    min_slots,
+    minimum_of,
     needs_of,
     resolve_sampled,
+    size_minibatches,
     take_memory,
     take_seeds,
 )
@@ -53,7 +53,7 @@ class Partitions(NamedTuple):
 
     groups: SeedGroups
     memories: list[MacroMemory]
-    cut: MacroSizing
+    sizing: MacroSizing
 
 
 class MacrobatchSession(SampledSession):
@@ -72,7 +72,7 @@ class MacrobatchSession(SampledSession):
     ) -> None:
         assert isinstance(spec.plan, MacrobatchPlan)
         self._macro_plan = spec.plan
-        self._groups, memories, self._cut = partitions
+        self._groups, memories, self._sizing = partitions
         super().__init__(resources, number, spec, served, memory)
         self._node_rows = len(_rows_of(served, NodeType))  # they come before those of edges
         self._nothing_missing = nothing_missing(served)
@@ -194,7 +194,7 @@ class MacrobatchSession(SampledSession):
         return self._loader.counters
 
     def _own_basis(self) -> str:
-        return self._cut.basis()
+        return self._sizing.basis()
 
 
 # -- opening --------------------------------------------------------------------------------------
@@ -211,18 +211,18 @@ class _MacroSize(NamedTuple):
 
     need: SessionNeed
     sizes: Sizes
-    cut: SessionSizing
+    sizing: SessionSizing
     macro: MacroSizing
 
 
-def open_macrobatches(resources: StoreResources, opening: Opening) -> MacrobatchSession:
+def open_macrobatches(resources: StoreResources, opening: SessionRequest) -> MacrobatchSession:
     """A session of macro-batches.  Raises Refused, StoreError: a corrupt block."""
     asked = ask(resources, opening, MacrobatchPlan.name)
     files = resources.shared(partition_files)
     nodes = _rows_of(asked.served, NodeType)
     sized = _size(resources, asked, files)
-    least = sized.need.least + sized.macro.least
-    with explained_shortage(resources, least), resources.allocation() as allocation:
+    minimum = sized.need.minimum + sized.macro.minimum
+    with explained_shortage(resources, minimum), resources.allocation() as allocation:
         spec = take_seeds(resources, allocation, asked, sized.need, sized.sizes)
         node_type = seed_type(resources.store.manifest, opening.request)
         groups = SeedGroups(
@@ -232,7 +232,7 @@ def open_macrobatches(resources: StoreResources, opening: Opening) -> Macrobatch
         assert isinstance(spec.plan, MacrobatchPlan)
         spec = spec._replace(plan=spec.plan.placed(groups.counts))
         memories = _take_memories(resources, allocation, nodes, files, sized.macro)
-        memory = take_memory(resources, allocation, spec.plan, sized.sizes, sized.cut)
+        memory = take_memory(resources, allocation, spec.plan, sized.sizes, sized.sizing)
         macro = sized.macro._replace(memories=len(memories))
         partitions = Partitions(groups, memories, macro)
         return MacrobatchSession(resources, opening.number, spec, asked.served, memory, partitions)
@@ -244,32 +244,32 @@ def _rows_of(
     return [rows for rows in served if isinstance(rows.node_type, owner)]
 
 
-def _size(resources: StoreResources, asked: Asked, files: MacroFiles) -> _MacroSize:
+def _size(resources: StoreResources, asked: ResolvedRequest, files: MacroFiles) -> _MacroSize:
     """Divide the available slots for a session.
 
     Raises Refused, which names the least that would do.
     """
     settings, resolved = resources.settings, asked.plan.resolved
     needs, available = needs_of(resources, asked), resources.broker.available()
-    least, ranks = least_of(needs), min(asked.plan.together, _RANKS_HERE)
-    macro = cut_macro(
+    minimum, ranks = minimum_of(needs), min(asked.plan.together, _RANKS_HERE)
+    macro = size_macrobatches(
         resources.store.manifest, files, _rows_of(asked.served, NodeType), resolved, settings,
-        resources.budget.slot_bytes, available - ranks * least,
+        resources.budget.slot_bytes, available - ranks * minimum,
     )  # fmt: skip
     less = SMALLER
     if resolved.macro is not None:
         few = resolved.macro.partitions == 1
         less = "a store of more partitions" if few else "fewer macro_partitions"
-    check_room(resources, least + macro.least, available, less)
-    available = max(least, (available - macro.slots) // ranks)  # other ranks' batches come later
+    check_room(resources, minimum + macro.minimum, available, less)
+    available = max(minimum, (available - macro.slots) // ranks)  # other ranks' batches come later
     need, sizes = choose_need(resources, asked, needs, available)
     # only rows of edges pass through: rows of nodes are in the macro-batch
     block_bytes = resources.store.manifest.block_bytes
     row_blocks = sum(
         row_geometry(r.array, block_bytes).num_blocks for r in _rows_of(asked.served, EdgeItems)
     )
-    cut = cut_session(need, available, row_blocks, settings, asked.window(settings))
-    return _MacroSize(need, sizes, cut, macro)
+    sizing = size_minibatches(need, available, row_blocks, settings, asked.window(settings))
+    return _MacroSize(need, sizes, sizing, macro)
 
 
 def _take_memories(
@@ -277,30 +277,32 @@ def _take_memories(
     allocation: Allocation,
     served: Sequence[ServedRows],
     files: MacroFiles,
-    cut: MacroSizing,
+    sizing: MacroSizing,
 ) -> list[MacroMemory]:
     """Take memory for macro-batches, and read what they share: hubs, tables of slots.
 
     Raises Refused, CorruptBlock, OSError.
     """
-    transit = [allocation.run(cut.run) for _ in range(cut.transit)]
+    transit = [allocation.run(sizing.run) for _ in range(sizing.transit)]
     shared = MacroShared(
         resources.store, files, resources.rows._replace(served=served), transit,
-        allocation.run(cut.tables), allocation.run(cut.hubs), cut.choice,
+        allocation.run(sizing.tables), allocation.run(sizing.hubs), sizing.choice,
     )  # fmt: skip
-    runs = [allocation.run(cut.macro)]
+    runs = [allocation.run(sizing.macro)]
     # One macro-batch is enough; the next is read ahead if there is room for it.  The free slots may
     # lie too far apart for that, because another store has those between them.
     with suppress(Refused):
-        while len(runs) < cut.memories:
-            runs.append(allocation.run(cut.macro, LOOK_WAIT_S))
+        while len(runs) < sizing.memories:
+            runs.append(allocation.run(sizing.macro, SHORT_WAIT_S))
     manifest = resources.store.manifest
     return [
         MacroMemory(
-            MacroGraph(shared, carve_macro(Carver(run), manifest, served, cut.bounds, cut.choice))
+            MacroGraph(
+                shared, carve_macro(Carver(run), manifest, served, sizing.bounds, sizing.choice)
+            )
         )
         for run in runs
     ]
 
 
-MACROBATCH = Kind(resolve_sampled, least_slots, open_macrobatches, every_rank=True)
+MACROBATCH = Kind(resolve_sampled, min_slots, open_macrobatches, every_rank=True)

@@ -10,18 +10,18 @@ from blockstore.store import Store
 from loaderd.api.errors import BatchFailed
 from loaderd.api.protocol import Attach
 from loaderd.memory.ledger import EngineSettings
-from loaderd.memory.slots import LOOK_WAIT_S
+from loaderd.memory.slots import SHORT_WAIT_S
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.hyperbatch.session import Sampled, StructureArea, StructureSampler
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers
-from loaderd.sessions.base import Allocation, Opening
+from loaderd.sessions.base import Allocation, SessionRequest
 from loaderd.sessions.engine import Engine
 from loaderd.sessions.hyperbatch import draft_session, size_session, take_sampling
 from loaderd.sessions.lookahead import LookAhead, SessionDraft, block_sampler
 from loaderd.sessions.sizing import ask, explained_shortage
 
-_MOST = 64  # batches sampled at a time if the graph is in memory
+_MAX = 64  # batches sampled at a time if the graph is in memory
 _AREA_BYTES = 64 << 20  # for their structures, at most
 
 
@@ -47,10 +47,10 @@ class OfflineSampler(Closing):
         self._engine = Engine(bare_store(store), settings)
         try:
             resources = self._engine.resources
-            asked = ask(resources, Opening(0, request, None), HyperbatchPlan.name)
+            asked = ask(resources, SessionRequest(0, request, None), HyperbatchPlan.name)
             sized = size_session(resources, asked)
             with (
-                explained_shortage(resources, sized.need.least),
+                explained_shortage(resources, sized.need.minimum),
                 resources.allocation() as allocation,
             ):
                 draft = draft_session(resources, asked, sized, allocation)
@@ -64,20 +64,20 @@ class OfflineSampler(Closing):
     def _open(self, draft: SessionDraft, allocation: Allocation) -> None:
         resources, spec = self._engine.resources, draft.spec
         workers = SessionWorkers(draft.workspaces, resources.workers.later, lambda: None)
-        cut = LookAhead(resources, draft).cut(0)
+        sizing = LookAhead(resources, draft).sizing(0)
         self._sampler: StructureSampler
-        if cut is None:  # the graph is in memory, or there is room for one batch at a time only
+        if sizing is None:  # the graph is in memory, or there is room for one batch at a time only
             slot_bytes = resources.budget.slot_bytes
             room = min(_AREA_BYTES // slot_bytes, resources.broker.row_slots() // 2)
             self._area = StructureArea(allocation.run(max(draft.need.structure, room)))
-            self._most = _MOST
+            self._maximum = _MAX
             self._sampler = BatchSampler(
                 lambda unit, work: resources.builder.structure(spec, unit, work), workers
             )
         else:
-            self._area = StructureArea(allocation.run(cut.area, LOOK_WAIT_S))
-            self._most = cut.size
-            memory = take_sampling(allocation, cut.sampling, resources.budget.slot_bytes)
+            self._area = StructureArea(allocation.run(sizing.area, SHORT_WAIT_S))
+            self._maximum = sizing.size
+            memory = take_sampling(allocation, sizing.sampling, resources.budget.slot_bytes)
             self._sampler = block_sampler(resources, spec, workers, memory)
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class OfflineSampler(Closing):
         """Batches in order; each is valid until the next.  Raises BatchFailed, StoreError."""
         at = 0
         while at < len(positions):
-            units = [self.plan.unit(epoch, step) for step in positions[at : at + self._most]]
+            units = [self.plan.unit(epoch, step) for step in positions[at : at + self._maximum]]
             found = self._sampler.sample(units, at, self._area, lambda: False)
             if not found:
                 raise BatchFailed("a batch's structure takes more than there is room for")

@@ -20,7 +20,7 @@ from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
 
 
-def least_owner_bytes(request: Attach) -> int:
+def min_owner_bytes(request: Attach) -> int:
     """Minimum bytes of a node's owner: only the map itself says how many owners there are."""
     return np.dtype(np.uint8).itemsize if request.owners else 0
 

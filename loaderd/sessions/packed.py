@@ -21,7 +21,7 @@ from blockstore.units import format_bytes
 from loaderd.api.errors import Refused
 from loaderd.memory.blob import ALIGN, Written, made
 from loaderd.memory.ledger import edge_record
-from loaderd.monitoring.logs import tell
+from loaderd.monitoring.logs import log_event
 from loaderd.plans.base import EVERY_RANK
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
@@ -40,16 +40,16 @@ from loaderd.sampling.packed.files import PackFiles
 from loaderd.sampling.packed.format import Pack, PackIndex, pack_path, place_pages, read_pack
 from loaderd.sampling.packed.rows import PackedRows, PackGeometry
 from loaderd.sampling.packed.sampler import PackedSampler
-from loaderd.sessions.base import Allocation, Opening, StoreResources
+from loaderd.sessions.base import Allocation, SessionRequest, StoreResources
 from loaderd.sessions.build import BatchSpec
 from loaderd.sessions.hyperbatch import HyperbatchSession, size_session
 from loaderd.sessions.owners import read_map
-from loaderd.sessions.sizing import Asked, BatchMemory, ask
+from loaderd.sessions.sizing import BatchMemory, ResolvedRequest, ask
 
 _PLANS = ("auto", MinibatchPlan.name, HyperbatchPlan.name)  # plans whose batches a pack may hold
 _STRUCTURES = 3  # areas: one that is read, one that waits, one that is handed over
 _TOGETHER = 8  # batches whose structure is read at a time, at most
-_MOST_AREAS = 6
+_MAX_AREAS = 6
 _log = logging.getLogger("loaderd")
 
 
@@ -84,7 +84,7 @@ class PackedSession(HyperbatchSession):
         self,
         resources: StoreResources,
         number: int,
-        asked: Asked,
+        asked: ResolvedRequest,
         memory: BatchMemory,
         hyper: HyperMemory,
         parts: "_Parts",
@@ -119,10 +119,10 @@ class PackedSession(HyperbatchSession):
         return super()._own_counters() | self._parts.files.reader.counters()
 
     def _own_basis(self) -> str:
-        cut = self._parts.memory
+        sizing = self._parts.memory
         return (
-            f"; packed epochs: {cut.structures} x {cut.run} slots of structure, {cut.hot} of "
-            f"rows that stay, {cut.areas} x {cut.area} of rows of groups"
+            f"; packed epochs: {sizing.structures} x {sizing.run} slots of structure, "
+            f"{sizing.hot} of rows that stay, {sizing.areas} x {sizing.area} of rows of groups"
         )
 
 
@@ -140,7 +140,9 @@ class _Parts(NamedTuple):
 # -- opening --------------------------------------------------------------------------------------
 
 
-def open_packed(resources: StoreResources, opening: Opening, epoch: int) -> PackedSession | None:
+def open_packed(
+    resources: StoreResources, opening: SessionRequest, epoch: int
+) -> PackedSession | None:
     """Open a session that reads this epoch from a pack; None: it must be served otherwise.
 
     Raises Refused: nobody serves this request.  The log says why an existing pack is not used.
@@ -165,11 +167,13 @@ def open_packed(resources: StoreResources, opening: Opening, epoch: int) -> Pack
             stack.pop_all()
             return session
     except (StoreError, OSError, Refused) as error:
-        tell(_log, logging.WARNING, "pack not used", pack=str(folder), reason=error_text(error))
+        log_event(
+            _log, logging.WARNING, "pack not used", pack=str(folder), reason=error_text(error)
+        )
         return None
 
 
-def _fits(resources: StoreResources, asked: Asked) -> bool:
+def _fits(resources: StoreResources, asked: ResolvedRequest) -> bool:
     """Whether plan `auto` has all in memory without the pack: nothing is read then."""
     if asked.request.plan != "auto":
         return False
@@ -180,7 +184,11 @@ def _fits(resources: StoreResources, asked: Asked) -> bool:
 
 
 def _open(
-    resources: StoreResources, number: int, asked: Asked, index: PackIndex, files: PackFiles
+    resources: StoreResources,
+    number: int,
+    asked: ResolvedRequest,
+    index: PackIndex,
+    files: PackFiles,
 ) -> PackedSession:
     """Raises Refused: there is no room."""
     geometry = PackGeometry(index.pack, rows_by_type(asked.served))
@@ -188,7 +196,7 @@ def _open(
     map_slots = -(-owners * resources.store.manifest.num_nodes // slot_bytes)
     room = int(resources.broker.available() * resources.settings.session_share) - map_slots
     window = asked.window(resources.settings)
-    memory = cut_packed(geometry, index.pack, slot_bytes, room, window, owners)
+    memory = size_packed(geometry, index.pack, slot_bytes, room, window, owners)
     if memory.slots > room:
         raise Refused(
             f"needs {format_bytes(memory.slots * slot_bytes)} of the arena, "
@@ -218,15 +226,15 @@ def _take(
     groups = [allocation.slots(memory.area) for _ in range(memory.areas)]
     rows = PackedRows(index, files, geometry, resources.budget.slot_bytes, hot, groups)
     sampler = PackedSampler(index, files, resources.arena.data)
-    cut = HyperSizing(
+    sizing = HyperSizing(
         1, memory.together, memory.structures, memory.run, SamplingSlots(), 0, (), memory.hot, 0, 0,
         memory.window * memory.batch,
     )  # fmt: skip
     parts = _Parts(index, files, sampler, rows, memory, owners)
-    return HyperMemory(cut, areas, None, rows), parts
+    return HyperMemory(sizing, areas, None, rows), parts
 
 
-def cut_packed(
+def size_packed(
     geometry: PackGeometry, pack: Pack, slot_bytes: int, room: int, window: int, owners: int = 0
 ) -> PackedMemory:
     """Divide `room` slots for a session; a result with more `slots` is the least possible.
@@ -249,10 +257,10 @@ def cut_packed(
     addresses = -(-(8 * nodes + ALIGN) * len(geometry.per_block) // slot_bytes)
     batches = sum(len(epoch.pages) for epoch in pack.epochs)
     each = max(1, batches // sum(len(epoch.groups) for epoch in pack.epochs))
-    area = sum(geometry.most_blocks)
+    area = sum(geometry.max_blocks)
     ample = PackedMemory(
         _STRUCTURES, min(_TOGETHER, batches), pages * PAGE_BYTES, geometry.hot_slots,
-        min(_MOST_AREAS, 2 + -(-(window + _TOGETHER) // each)), area, window,
+        min(_MAX_AREAS, 2 + -(-(window + _TOGETHER) // each)), area, window,
         structure + addresses, slot_bytes,
     )  # fmt: skip
     smaller: list[Callable[[PackedMemory], PackedMemory]] = [

@@ -13,13 +13,13 @@ from loaderd.plans.base import Unit
 from loaderd.plans.macrobatch import SeedGroups
 from loaderd.plans.partitions import PartitionPlan
 from loaderd.sampling.structure import Structure
-from loaderd.sessions.base import Kind, Opening, StoreResources
+from loaderd.sessions.base import Kind, SessionRequest, StoreResources
 from loaderd.sessions.build import BatchSpec, sample_from
 from loaderd.sessions.sampled import Sample, SampledSession, open_session
-from loaderd.sessions.sizing import ask, least_slots, resolve_sampled
+from loaderd.sessions.sizing import ask, min_slots, resolve_sampled
 
 
-def open_partitions(resources: StoreResources, opening: Opening) -> SampledSession:
+def open_partitions(resources: StoreResources, opening: SessionRequest) -> SampledSession:
     """Take memory for a session, and open it.  Raises Refused, StoreError."""
     asked = ask(resources, opening, PartitionPlan.name)
     (node_type,) = resources.store.manifest.types
@@ -43,4 +43,4 @@ def open_partitions(resources: StoreResources, opening: Opening) -> SampledSessi
     return open_session(resources, opening.number, asked, prepare, True, "fewer macro_partitions")
 
 
-PARTITIONS = Kind(resolve_sampled, least_slots, open_partitions, every_rank=True)
+PARTITIONS = Kind(resolve_sampled, min_slots, open_partitions, every_rank=True)

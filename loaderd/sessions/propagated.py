@@ -15,12 +15,12 @@ from loaderd.api.contents import RowArraySpec
 from loaderd.api.errors import Refused, SessionLost, Shortage
 from loaderd.api.protocol import Attached, ChunkReady, LedgerEntry, Release
 from loaderd.memory.ledger import enough_mem, session_entry_name
-from loaderd.memory.slots import LOOK_WAIT_S
+from loaderd.memory.slots import SHORT_WAIT_S
 from loaderd.plans.base import Part, Unit, Wanted
 from loaderd.plans.chunks import HopPlan, hop_set, resolve_hops
 from loaderd.sampling.failures import error_text, failure
 from loaderd.sampling.propagated.files import HopArray, chosen_arrays
-from loaderd.sampling.propagated.sizing import HopSizing, cut_hops, shortage_text
+from loaderd.sampling.propagated.sizing import HopSizing, shortage_text, size_hops
 from loaderd.sampling.propagated.source import (
     Answer,
     ArrayCache,
@@ -32,13 +32,20 @@ from loaderd.sampling.propagated.source import (
     ResidentArray,
     RowSource,
 )
-from loaderd.sessions.base import Allocation, Consumer, Kind, Opening, StoreResources, describe
+from loaderd.sessions.base import (
+    Allocation,
+    Consumer,
+    Kind,
+    SessionRequest,
+    StoreResources,
+    describe,
+)
 
 
 class PropagatedMemory(NamedTuple):
     """The memory that a session has taken."""
 
-    cut: HopSizing
+    sizing: HopSizing
     allocation: Allocation  # buffers
     cache: ArrayCache
     held: list[ResidentArray]  # arrays of the cache that are in memory for it
@@ -78,7 +85,7 @@ class PropagatedSession:
         self.number, self.plan = number, plan.name
         self._resources, self._plan, self._arrays = resources, plan, arrays
         self._memory, self._source, self._stop = memory, source, stop
-        self._window, self._depth = memory.cut.window, memory.cut.depth
+        self._window, self._depth = memory.sizing.window, memory.sizing.depth
         self._changed = concurrency.Condition(resources.lock)
         self._free = list(range(self._window))
         self._leased: dict[tuple[int, int], int] = {}  # run and step -> buffer
@@ -129,7 +136,7 @@ class PropagatedSession:
 
     @property
     def holds_all(self) -> bool:
-        return self._memory.cut.held
+        return self._memory.sizing.held
 
     def widen(self, batches: int) -> None:
         """Each batch in flight has its buffer from the start."""
@@ -170,7 +177,7 @@ class PropagatedSession:
     def ledger_entry(self) -> LedgerEntry:
         return LedgerEntry(
             session_entry_name([self.number]), self.held_bytes(),
-            self._memory.cut.basis(len(self._arrays)),
+            self._memory.sizing.basis(len(self._arrays)),
         )  # fmt: skip
 
     # -- its thread -------------------------------------------------------------------------------
@@ -263,7 +270,7 @@ def _open(
     resident = cache.take(arrays) if size.held else []
     try:
         with resources.allocation() as allocation:
-            take = partial(allocation.run, wait_s=LOOK_WAIT_S)
+            take = partial(allocation.run, wait_s=SHORT_WAIT_S)
             transit = [take(size.run) for _ in range(size.transit)]
             buffers = [take(size.buffer)]
             try:
@@ -297,7 +304,7 @@ def array_cache(resources: StoreResources) -> ArrayCache:
     )
 
 
-def open_propagated(resources: StoreResources, opening: Opening) -> PropagatedSession:
+def open_propagated(resources: StoreResources, opening: SessionRequest) -> PropagatedSession:
     """Open a session; its arrays are held in memory if they fit.  Raises Refused, StoreError."""
     manifest, number, request = resources.store.manifest, opening.number, opening.request
     resolved = resolve_hops(manifest, request)
@@ -309,26 +316,26 @@ def open_propagated(resources: StoreResources, opening: Opening) -> PropagatedSe
         resources.first_propagated,
     )  # fmt: skip
 
-    def cut(held: bool) -> HopSizing:
-        return cut_hops(
+    def sizing(held: bool) -> HopSizing:
+        return size_hops(
             plan, arrays, resources.settings, resources.budget, resources.broker.available(),
             resources.shared(array_cache).missing_slots(arrays), request.window, held,
         )  # fmt: skip
 
-    best = cut(held=True)
+    best = sizing(held=True)
     if best.held:
         try:
             return _open(resources, number, plan, arrays, best)
         except Refused:  # free slots lie too far apart
-            best = cut(held=False)
+            best = sizing(held=False)
     try:
         return _open(resources, number, plan, arrays, best)
     except Shortage:  # free slots that are not adjacent are of no use
-        budget, least, free = resources.budget, best.least, resources.broker.free()
-        free = free if free < least else 0
+        budget, minimum, free = resources.budget, best.minimum, resources.broker.free()
+        free = free if free < minimum else 0
         slot = budget.slot_bytes
-        enough = enough_mem(resources.settings, budget.unused_bytes, (least - free) * slot)
-        raise Refused(shortage_text(least * slot, free * slot, enough)) from None
+        enough = enough_mem(resources.settings, budget.unused_bytes, (minimum - free) * slot)
+        raise Refused(shortage_text(minimum * slot, free * slot, enough)) from None
 
 
 PROPAGATED = Kind(

@@ -25,19 +25,19 @@ from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.failures import error_text, failure
 from loaderd.sampling.rows import Addressed, Pins
 from loaderd.sampling.structure import Structure
-from loaderd.sessions.base import Consumer, Kind, Opening, Out, StoreResources, describe
+from loaderd.sessions.base import Consumer, Kind, Out, SessionRequest, StoreResources, describe
 from loaderd.sessions.build import BatchInProgress, BatchSpec, Placement, RowSizes, SessionState
 from loaderd.sessions.sizing import (
     SMALLER,
-    Asked,
     BatchMemory,
+    ResolvedRequest,
     ask,
     check_possible,
-    cut_session,
     explained_shortage,
     fit,
-    least_slots,
+    min_slots,
     resolve_sampled,
+    size_minibatches,
     take_memory,
     take_seeds,
 )
@@ -446,7 +446,7 @@ def _row_spec(rows: ServedRows) -> RowArraySpec:
     return RowArraySpec(rows.name, array.dtype, array.row_shape, array.row_bytes, *owner)
 
 
-def open_sampled(resources: StoreResources, opening: Opening) -> SampledSession:
+def open_sampled(resources: StoreResources, opening: SessionRequest) -> SampledSession:
     """Open a session of plain minibatches.  Raises Refused, StoreError."""
     return open_session(resources, opening.number, ask(resources, opening, MinibatchPlan.name))
 
@@ -454,7 +454,7 @@ def open_sampled(resources: StoreResources, opening: Opening) -> SampledSession:
 def open_session(
     resources: StoreResources,
     number: int,
-    asked: Asked,
+    asked: ResolvedRequest,
     prepare: Prepare | None = None,
     ordered: bool = False,
     less: str = SMALLER,
@@ -470,8 +470,8 @@ def open_session(
     budget, settings = resources.budget, resources.settings
     beside = -(-8 * asked.plan.resolved.num_seeds // budget.slot_bytes) if ordered else 0
     need, sizes, available = fit(resources, asked, beside, less)
-    cut = cut_session(need, available, budget.row_blocks, settings, asked.window(settings))
-    with explained_shortage(resources, need.least + beside), resources.allocation() as allocation:
+    cut = size_minibatches(need, available, budget.row_blocks, settings, asked.window(settings))
+    with explained_shortage(resources, need.minimum + beside), resources.allocation() as allocation:
         spec, sample = take_seeds(resources, allocation, asked, need, sizes), None
         order = allocation.run(beside).view(np.int64)
         if prepare is not None:
@@ -481,4 +481,4 @@ def open_session(
     return SampledSession(resources, number, spec, asked.served, memory, sample)
 
 
-SAMPLED = Kind(resolve_sampled, least_slots, open_sampled, check_possible, every_rank=True)
+SAMPLED = Kind(resolve_sampled, min_slots, open_sampled, check_possible, every_rank=True)

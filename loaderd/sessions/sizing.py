@@ -37,9 +37,9 @@ from loaderd.plans.base import Plan, Shape
 from loaderd.plans.chunks import METHOD_OF
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.hyperbatch.single import Workspaces
-from loaderd.sessions.base import Allocation, Opening, StoreResources
+from loaderd.sessions.base import Allocation, SessionRequest, StoreResources
 from loaderd.sessions.build import BatchSpec
-from loaderd.sessions.owners import least_owner_bytes, owner_bytes, read_map
+from loaderd.sessions.owners import min_owner_bytes, owner_bytes, read_map
 from loaderd.sessions.resolve import asked_part, make_plan, resolve, seed_relation, seed_type
 from loaderd.sessions.seeds import (
     check_mask,
@@ -56,7 +56,7 @@ FEWER_EDGES = "smaller subgraphs, or subgraph={'max_edges': fewer}, if they have
 _ROOMY = 512  # slots, with more of which sessions of hyperbatches have a cache
 
 
-class Asked(NamedTuple):
+class ResolvedRequest(NamedTuple):
     """A request for sampled batches, resolved."""
 
     request: Attach
@@ -129,14 +129,14 @@ def _check_times(num_times: int, num_seeds: int) -> None:
 
 
 def check_possible(
-    manifest: Manifest, request: Attach, settings: EngineSettings, budget: Budget, most: int
+    manifest: Manifest, request: Attach, settings: EngineSettings, budget: Budget, maximum: int
 ) -> None:
-    """Raises Refused: the request cannot be served with `most` slots, or not at all.
+    """Raises Refused: the request cannot be served with `maximum` slots, or not at all.
 
     Reads nothing and takes nothing; called before the numbers of a request are sent.
     """
     slots = -(-8 * request.ids // budget.slot_bytes)
-    check_numbers(manifest, request, settings, budget, slots, most)
+    check_numbers(manifest, request, settings, budget, slots, maximum)
     if request.split:
         resolved = resolve_sampled(manifest, request, None)
         _check_times(request.ids, resolved.num_seeds)
@@ -144,17 +144,17 @@ def check_possible(
         resolved = resolve(manifest, request, "ids", request.ids // num_parts(request))
         if request.edges is None:
             check_mask(seed_type(manifest, request), request.mask_size)
-    least = slots + least_slots(manifest, request, resolved, budget.slot_bytes)
-    if least > most:
-        _refuse(settings, budget, least, most, FEWER_EDGES if resolved.subgraph else SMALLER)
+    minimum = slots + min_slots(manifest, request, resolved, budget.slot_bytes)
+    if minimum > maximum:
+        _refuse(settings, budget, minimum, maximum, FEWER_EDGES if resolved.subgraph else SMALLER)
 
 
-def ask(resources: StoreResources, opening: Opening, plan: str) -> Asked:
+def ask(resources: StoreResources, opening: SessionRequest, plan: str) -> ResolvedRequest:
     """Resolve a request for a plan.  Raises Refused."""
     manifest = resources.store.manifest
     request, frame = opening.request, opening.frame
     resolved = resolve_sampled(manifest, request, frame)
-    return Asked(
+    return ResolvedRequest(
         request,
         make_plan(manifest, resolved, asked_part(request), plan),
         *split_frame(request, frame),
@@ -168,7 +168,7 @@ def ask(resources: StoreResources, opening: Opening, plan: str) -> Asked:
 # -- the least that a session can do with --------------------------------------------------------
 
 
-def least_slots(manifest: Manifest, request: Attach, resolved: Resolved, slot_bytes: int) -> int:
+def min_slots(manifest: Manifest, request: Attach, resolved: Resolved, slot_bytes: int) -> int:
     """A lower bound of the slots that a session of this request needs.
 
     Macro-batches need their own memory beside it.
@@ -177,9 +177,9 @@ def least_slots(manifest: Manifest, request: Attach, resolved: Resolved, slot_by
     plan = make_plan(manifest, resolved, asked_part(request), request.plan)
     timed = request.temporal is not None and request.temporal.times == "given"
     times, lookup = resolved.num_seeds * timed, lookup_items(request.split, resolved)
-    owners = least_owner_bytes(request)
+    owners = min_owner_bytes(request)
     needs = session_needs(manifest, plan, num_ids, times, lookup, slot_bytes, owners)
-    return min(need.least for need in needs.values())
+    return min(need.minimum for need in needs.values())
 
 
 def check_numbers(
@@ -202,8 +202,8 @@ def check_numbers(
     if slots <= available:
         return
     resolved = resolve(manifest, request, "ids", request.ids // num_parts(request))
-    least = slots + least_slots(manifest, request, resolved, budget.slot_bytes)
-    enough = enough_mem(settings, budget.unused_bytes, (least - available) * budget.slot_bytes)
+    minimum = slots + min_slots(manifest, request, resolved, budget.slot_bytes)
+    enough = enough_mem(settings, budget.unused_bytes, (minimum - available) * budget.slot_bytes)
     raise Refused(
         f"the {request.ids} numbers of the seeds need {format_bytes(slots * budget.slot_bytes)} of "
         f"the arena, {format_bytes(max(0, available) * budget.slot_bytes)} can be had: serve with "
@@ -245,7 +245,7 @@ def session_needs(
 # -- how much -------------------------------------------------------------------------------------
 
 
-def needs_of(resources: StoreResources, asked: Asked) -> dict[bool, SessionNeed]:
+def needs_of(resources: StoreResources, asked: ResolvedRequest) -> dict[bool, SessionNeed]:
     """What a session needs with a table of all nodes (True), and without (False)."""
     return session_needs(
         resources.store.manifest, asked.plan, asked.num_ids, asked.times.size, asked.lookup,
@@ -253,26 +253,29 @@ def needs_of(resources: StoreResources, asked: Asked) -> dict[bool, SessionNeed]
     )  # fmt: skip
 
 
-def least_of(needs: dict[bool, SessionNeed]) -> int:
+def minimum_of(needs: dict[bool, SessionNeed]) -> int:
     """The minimum of slots to serve the session."""
-    return min(need.least for need in needs.values())
+    return min(need.minimum for need in needs.values())
 
 
 def choose_need(
-    resources: StoreResources, asked: Asked, needs: dict[bool, SessionNeed], available: int
+    resources: StoreResources,
+    asked: ResolvedRequest,
+    needs: dict[bool, SessionNeed],
+    available: int,
 ) -> tuple[SessionNeed, Sizes]:
     """Choose the faster one: a table of all nodes, if it takes little of what is available."""
     more = resources.settings.workers - 1
     stamp = (
         needs[True].workspace <= needs[False].workspace
-        or needs[True].least + more * needs[True].workspace <= available // 4
+        or needs[True].minimum + more * needs[True].workspace <= available // 4
     )
     manifest, resolved = resources.store.manifest, asked.plan.resolved
     return needs[stamp], make_sizes(manifest, resolved, stamp, asked.owner_bytes)
 
 
 def fit(
-    resources: StoreResources, asked: Asked, beside: int = 0, less: str = SMALLER
+    resources: StoreResources, asked: ResolvedRequest, beside: int = 0, less: str = SMALLER
 ) -> tuple[SessionNeed, Sizes, int]:
     """What a session takes, and the slots that are available for it.
 
@@ -280,47 +283,49 @@ def fit(
     `less` says what would need fewer.
     """
     needs, available = needs_of(resources, asked), resources.broker.available()
-    check_room(resources, least_of(needs) + beside, available, less)
+    check_room(resources, minimum_of(needs) + beside, available, less)
     available -= beside
     return *choose_need(resources, asked, needs, available), available
 
 
-def cut_session(
+def size_minibatches(
     need: SessionNeed, available: int, row_blocks: int, settings: EngineSettings, window: int
 ) -> SessionSizing:
-    """Share `available` slots between a session and the row pool.  `need.least` fits."""
+    """Share `available` slots between a session and the row pool.  `need.minimum` fits."""
     batch = need.structure + need.addresses
-    room = available - need.seeds - need.least_quota
+    room = available - need.seeds - need.min_quota
     workers = max(1, min(settings.workers, room // 2 // (need.workspace + 2)))
     room -= workers * (need.workspace + 2)
     if room >= row_blocks + (window - 1) * batch:  # all rows stay: nothing passes through
-        return SessionSizing(workers, 2, need.least_quota + (window - 1) * batch, window)
+        return SessionSizing(workers, 2, need.min_quota + (window - 1) * batch, window)
     transit = 2 + max(0, min(MAX_TRANSIT - 2, room // 4 // workers))
     room -= workers * (transit - 2)
-    wanted = window * (batch + need.area) - need.least_quota
-    quota = need.least_quota + max(0, min(wanted, room // 2))
+    wanted = window * (batch + need.area) - need.min_quota
+    quota = need.min_quota + max(0, min(wanted, room // 2))
     return SessionSizing(workers, transit, quota, window)
 
 
-def cut_workspaces(need: SessionNeed, available: int, window: int) -> SessionSizing:
-    """`cut_session` for hyperbatches, which begin with one workspace.  `need.least` fits."""
+def size_workspaces(need: SessionNeed, available: int, window: int) -> SessionSizing:
+    """`size_minibatches` for hyperbatches, which begin with one workspace.  `need.minimum` fits."""
     # blocks pass through if there is no room for a cache
-    spare = available - need.workspace - need.seeds - need.least_quota
+    spare = available - need.workspace - need.seeds - need.min_quota
     transit = 2 if available > _ROOMY else max(2, min(MAX_TRANSIT // 2, spare // 8))
-    return SessionSizing(1, transit, need.least_quota, window)
+    return SessionSizing(1, transit, need.min_quota, window)
 
 
 # -- too little -----------------------------------------------------------------------------------
 
 
-def check_room(resources: StoreResources, least: int, available: int, less: str = SMALLER) -> None:
+def check_room(
+    resources: StoreResources, minimum: int, available: int, less: str = SMALLER
+) -> None:
     """Raises Refused: fewer slots are available; `less` says what would need fewer."""
-    if least > available:
-        _refuse(resources.settings, resources.budget, least, available, less)
+    if minimum > available:
+        _refuse(resources.settings, resources.budget, minimum, available, less)
 
 
 @contextmanager
-def explained_shortage(resources: StoreResources, least: int) -> Iterator[None]:
+def explained_shortage(resources: StoreResources, minimum: int) -> Iterator[None]:
     """Explain a shortage of slots that batches in flight hold.  Raises Refused.
 
     Free slots that are not adjacent are of no use: the memory that is named has as many more.
@@ -329,17 +334,17 @@ def explained_shortage(resources: StoreResources, least: int) -> Iterator[None]:
         yield
     except Shortage:
         free = resources.broker.free()
-        least_free = free if free < least else 0
-        _refuse(resources.settings, resources.budget, least, least_free, SMALLER)
+        min_free = free if free < minimum else 0
+        _refuse(resources.settings, resources.budget, minimum, min_free, SMALLER)
 
 
 def _refuse(
-    settings: EngineSettings, budget: Budget, least: int, available: int, less: str
+    settings: EngineSettings, budget: Budget, minimum: int, available: int, less: str
 ) -> NoReturn:
-    more_bytes = (least - available) * budget.slot_bytes
+    more_bytes = (minimum - available) * budget.slot_bytes
     enough = enough_mem(settings, budget.unused_bytes, more_bytes)
     raise Refused(
-        f"the session needs {format_bytes(least * budget.slot_bytes)} of the arena, "
+        f"the session needs {format_bytes(minimum * budget.slot_bytes)} of the arena, "
         f"{format_bytes(max(0, available) * budget.slot_bytes)} can be had: serve with at least "
         f"--mem {enough}, or ask for {less}"
     )
@@ -349,7 +354,11 @@ def _refuse(
 
 
 def take_seeds(
-    resources: StoreResources, allocation: Allocation, asked: Asked, need: SessionNeed, sizes: Sizes
+    resources: StoreResources,
+    allocation: Allocation,
+    asked: ResolvedRequest,
+    need: SessionNeed,
+    sizes: Sizes,
 ) -> BatchSpec:
     """Take room for the table of seeds and the owner map; fill it.  Raises Refused, StoreError.
 
@@ -410,10 +419,12 @@ def add_workspaces(
 
 def take_memory(
     resources: StoreResources, allocation: Allocation, plan: MinibatchPlan, sizes: Sizes,
-    cut: SessionSizing,
+    sizing: SessionSizing,
 ) -> BatchMemory:  # fmt: skip
     """Take workspaces and slots for batches.  Raises Refused."""
     workspaces = Workspaces()
-    need = WorkspaceNeed(plan.shape(), cut.workers, cut.transit)
+    need = WorkspaceNeed(plan.shape(), sizing.workers, sizing.transit)
     add_workspaces(resources, allocation, workspaces, sizes, need)
-    return BatchMemory(allocation, workspaces, allocation.slots(cut.quota), cut.window, cut.transit)
+    return BatchMemory(
+        allocation, workspaces, allocation.slots(sizing.quota), sizing.window, sizing.transit
+    )

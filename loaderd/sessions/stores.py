@@ -9,10 +9,10 @@ from blockstore.units import format_bytes, format_mem
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import LedgerEntry
 from loaderd.memory.ledger import (
-    LEAST_SESSION,
+    MIN_SESSION,
     EngineSettings,
     enough_mem,
-    graph_least,
+    graph_min,
     make_budgets,
     slot_bytes,
     table_bytes,
@@ -192,18 +192,18 @@ class Stores(Closing):
     def _open(
         self, store: Store, busy: Callable[[Engine], bool], needed: Callable[[], int]
     ) -> Engine:
-        least = graph_least(store.manifest, self.settings) + LEAST_SESSION
+        minimum = graph_min(store.manifest, self.settings) + MIN_SESSION
         run, slots = self._tables_run(store, busy), list[int]()
         for other in sorted(self.all(), key=busy):
-            slots += other.broker.cede(least - len(slots))
+            slots += other.broker.cede(minimum - len(slots))
         try:
-            if len(slots) < least:
+            if len(slots) < minimum:
                 raise Refused(
-                    f"{store.path}: takes {least} slots of the arena, {len(slots)} are free: "
+                    f"{store.path}: takes {minimum} slots of the arena, {len(slots)} are free: "
                     "sessions have the others; try again later, or serve with at least --mem "
-                    f"{self._with_more(least - len(slots))}"
+                    f"{self._with_more(minimum - len(slots))}"
                 )
-            self._check_left(store, least, needed())
+            self._check_left(store, minimum, needed())
             size = self.arena.slot_bytes
             memory = self.arena.data[run.start * size : run.stop * size] if run else None
             engine = Engine(store, self.settings, self._shared, slots, memory)
@@ -214,7 +214,7 @@ class Stores(Closing):
         self._reserve -= 0 if run else _table_bytes(store)
         return engine
 
-    def _check_left(self, store: Store, least: int, needed: int) -> None:
+    def _check_left(self, store: Store, minimum: int, needed: int) -> None:
         """Raises Refused: one of the served stores could no longer get the slots needed.
 
         A session with a stream has its slots, also for the stream that comes after it.
@@ -224,7 +224,7 @@ class Stores(Closing):
             left = engine.broker.free() + sum(spare.values()) - spare[engine]
             if left < needed:
                 raise Refused(
-                    f"{store.path}: takes {least} slots of the arena and would leave {left}, "
+                    f"{store.path}: takes {minimum} slots of the arena and would leave {left}, "
                     f"sessions without any need {needed}: try again later, or serve with at least "
                     f"--mem {self._with_more(needed - left)}"
                 )

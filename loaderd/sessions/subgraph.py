@@ -10,13 +10,13 @@ from loaderd.plans.roots import node_roots
 from loaderd.plans.subgraph import SubgraphPlan
 from loaderd.sampling.structure import Structure
 from loaderd.sampling.subgraph import SAMPLED, SampledGraph, SeedTable, sample_subgraph
-from loaderd.sessions.base import Kind, Opening, StoreResources
+from loaderd.sessions.base import Kind, SessionRequest, StoreResources
 from loaderd.sessions.build import BatchSpec
 from loaderd.sessions.sampled import Sample, SampledSession, open_session
-from loaderd.sessions.sizing import FEWER_EDGES, ask, check_possible, least_slots, resolve_sampled
+from loaderd.sessions.sizing import FEWER_EDGES, ask, check_possible, min_slots, resolve_sampled
 
 
-def open_subgraphs(resources: StoreResources, opening: Opening) -> SampledSession:
+def open_subgraphs(resources: StoreResources, opening: SessionRequest) -> SampledSession:
     """Take memory for a session, and open it.  Raises Refused, StoreError."""
     asked = ask(resources, opening, opening.request.plan)
     store, plan, offsets = resources.store, asked.plan, np.empty(0, np.int64)
@@ -66,8 +66,8 @@ def partition_sizes(
         return tuple(np.diff(offsets).tolist()), (0,) * (offsets.size - 1)
     first = np.maximum(np.searchsorted(starts, offsets[:-1], "right") - 1, 0)
     last = np.searchsorted(starts, offsets[1:], "left")
-    most = edges[np.minimum(last, relation.num_blocks)] - edges[first]
-    return tuple(np.diff(offsets).tolist()), tuple(most.astype(np.int64).tolist())
+    maximum = edges[np.minimum(last, relation.num_blocks)] - edges[first]
+    return tuple(np.diff(offsets).tolist()), tuple(maximum.astype(np.int64).tolist())
 
 
-SUBGRAPH = Kind(resolve_sampled, least_slots, open_subgraphs, check_possible, every_rank=True)
+SUBGRAPH = Kind(resolve_sampled, min_slots, open_subgraphs, check_possible, every_rank=True)

@@ -22,7 +22,7 @@ SETTLE_S = 1.0  # shortest wait for a release; a batch usually takes less than h
 FIRST_S = 10.0  # time a trainer may take for its first batch: it compiles and warms up
 AGAIN_S = 0.25  # between two attempts to open a stream for which there is no room
 TURN = 64  # batches that a stream serves before another one may take its memory
-_LOOK_S = 0.01  # between two checks of streams that are to end
+_POLL_S = 0.01  # between two checks of streams that are to end
 
 
 class DrainDeadline:
@@ -39,8 +39,8 @@ class DrainDeadline:
         if stream.leased != self._held:
             self._held, self._since = stream.leased, now
         waits = any(not c.held for c in stream.live)  # one cursor waits for another
-        most = SETTLE_S if waits else self._allowed_s
-        return now - self._since >= most or now - self._begun >= WAIT_S
+        maximum = SETTLE_S if waits else self._allowed_s
+        return now - self._since >= maximum or now - self._begun >= WAIT_S
 
 
 def allowed_s(num_batches: int, ready_s: float) -> float:
@@ -136,12 +136,12 @@ class StreamOpener:
                 for stream, group in self._registry.streams.items()
                 if (every or find_kind(group.key.plan).resizable)
                 and group.order.again
-                and group.order.least <= share
+                and group.order.minimum <= share
                 and stream not in tried
             }
             large = {stream: slots for stream, slots in held.items() if slots > share}
             pooled = sum(engine.broker.pooled() for engine in self._stores.all())
-            if pooled + sum(large.values()) - share * len(large) < order.least:
+            if pooled + sum(large.values()) - share * len(large) < order.minimum:
                 return set()
             for stream in large:
                 stream.closing = True
@@ -197,7 +197,7 @@ class StreamOpener:
             if left and meanwhile is not None and now - last >= SETTLE_S:
                 meanwhile()
             if left:
-                self._pause(_LOOK_S)
+                self._pause(_POLL_S)
         return unreleased
 
     def _deadline(self, stream: Stream) -> DrainDeadline:
@@ -266,9 +266,9 @@ class StreamOpener:
 
         None if there is not even room for that.
         """
-        for most in (share, 0):
+        for maximum in (share, 0):
             try:
-                return self._take(key, order, most)
+                return self._take(key, order, maximum)
             except Refused:
                 continue
             except Exception:  # the next attempt for a session meets and reports it

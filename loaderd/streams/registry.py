@@ -71,7 +71,7 @@ class StreamRequest(NamedTuple):
     engine: Engine
     request: Attach
     ids: NDArray[np.int64] | None
-    least: int  # slots, without which none is opened
+    minimum: int  # slots, without which none is opened
     again: bool  # whether another stream can be opened: the ids are kept
     epoch: int = 0  # one that it must serve
     alike: int = 1  # streams of its store and plan that divide the memory, this one included
@@ -233,7 +233,7 @@ class StreamRegistry:
     def unserved(self) -> int:
         """Slots needed by groups that have no stream, and will have to get one."""
         with self.lock:
-            return sum(g.order.least for g in self.groups.values() if not g.streams)
+            return sum(g.order.minimum for g in self.groups.values() if not g.streams)
 
     # -- a session and its stream -----------------------------------------------------------------
 

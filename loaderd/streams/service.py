@@ -25,7 +25,7 @@ from loaderd.api.protocol import (
     SessionStatus,
     StoreStatus,
 )
-from loaderd.memory.ledger import LEAST_SESSION, request_bytes
+from loaderd.memory.ledger import MIN_SESSION, request_bytes
 from loaderd.memory.slots import RequestArea, SlotBroker
 from loaderd.plans.base import EVERY_RANK
 from loaderd.sampling.failures import error_text
@@ -40,7 +40,7 @@ _MORE = 2  # more batches in flight, for each session that joins a stream
 _KEPT = 2  # 1/_KEPT of the memory for requests may retain ids: they are needed to open another
 # stream
 
-LOOK_S = 0.01  # between two checks of a stream that has nothing for one of its cursors
+POLL_S = 0.01  # between two checks of a stream that has nothing for one of its cursors
 STRAGGLER_WAIT_S = 0.25  # how long a stream waits for its slowest cursor before that leaves
 LAST_S = 2.0  # the same if that one holds the only batch that can be leased: then all leave
 # The same for a rank of a job, or an owner of its nodes.  These train in step: the first to get its
@@ -125,8 +125,8 @@ class StreamService(Closing):
             if (attached := self._join(number, key, rank, request, 2 - kind.resizable)) is not None:
                 return attached
             slot_bytes = self.arena.slot_bytes
-            least = kind.least_slots(engine.store.manifest, request, resolved, slot_bytes)
-            order = StreamRequest(engine, request, seeds, least, kept)
+            minimum = kind.min_slots(engine.store.manifest, request, resolved, slot_bytes)
+            order = StreamRequest(engine, request, seeds, minimum, kept)
             with self._registry.lock:
                 # one that finds no room must not end the stream that others of its job read: they
                 # train in step, and would wait for each other
@@ -160,9 +160,9 @@ class StreamService(Closing):
         """Raises Refused: the request can never be served, even if all others leave."""
         engine, others = self._stores.find(request.store), self._stores.all()
         engine.owners_digest(request)
-        most = sum(other.broker.num_slots - other.least_slots for other in others)
+        maximum = sum(other.broker.num_slots - other.min_slots for other in others)
         find_kind(request.plan).check(
-            engine.store.manifest, request, self.settings, engine.budget, most + LEAST_SESSION
+            engine.store.manifest, request, self.settings, engine.budget, maximum + MIN_SESSION
         )
 
     def borrow(self, request: Attach) -> RequestArea:
@@ -174,16 +174,16 @@ class StreamService(Closing):
             return engine.borrow(request)
 
     def _join(
-        self, number: int, key: StreamKey, rank: int, request: Attach, least: int
+        self, number: int, key: StreamKey, rank: int, request: Attach, minimum: int
     ) -> Attached | None:
-        """Join a stream that can lease at least `least` batches; None: there is none."""
+        """Join a stream that can lease at least `minimum` batches; None: there is none."""
         with self._registry.lock:
             group = self._registry.groups.get(key)
             for stream in [] if group is None else list(group.streams):
                 assert group is not None
                 if not key.splits:
                     stream.session.widen(_MORE)
-                if stream.has_room(rank) and stream.depth >= least:
+                if stream.has_room(rank) and stream.depth >= minimum:
                     window = request.window or group.attached.window
                     self._registry.admit(Cursor(number, rank, window, key.world), group, stream)
                     return structs.replace(
@@ -284,9 +284,9 @@ class StragglerWatch:
                 return
             since: dict[Stream, tuple[int, float]] = {}  # number and time of its newest release
             while streams := self._held_up():
-                pause.wait(LOOK_S)
+                pause.wait(POLL_S)
                 for stream in streams:
-                    self._look(stream, since)
+                    self._check(stream, since)
 
     def _held_up(self) -> list[Stream]:
         """Streams that have nothing for one cursor, because another one holds something up."""
@@ -299,7 +299,7 @@ class StragglerWatch:
                 and (_is_blocked(stream) or stream.early or _slowest(stream) is not None)
             ]
 
-    def _look(self, stream: Stream, since: dict[Stream, tuple[int, float]]) -> None:
+    def _check(self, stream: Stream, since: dict[Stream, tuple[int, float]]) -> None:
         """Separate cursors that hold a stream up from those that have waited long enough."""
         with self._registry.lock:
             here = stream in self._registry.streams and stream.idle_cursors and _is_held_up(stream)

@@ -202,8 +202,8 @@ class Stream:
         another batch: with fewer at a time than ranks, they would wait for each other.
         """
         ranks = {rank, *(c.rank for c in self.cursors.values())}
-        least = 1 if number in self.job else len(ranks)
-        several = len(ranks) == 1 or self.depth > least
+        minimum = 1 if number in self.job else len(ranks)
+        several = len(ranks) == 1 or self.depth > minimum
         return several and not self.closing and not self.stuck and not self.in_parts
 
     def can_join(self, cursor: Cursor) -> bool:
@@ -400,8 +400,8 @@ class Stream:
         return batch if mine else None
 
     def _send(self, cursor: Cursor) -> None:
-        most = min(self._credit(), cursor.window)
-        while (place := cursor.place) is not None and len(cursor.held) < most:
+        maximum = min(self._credit(), cursor.window)
+        while (place := cursor.place) is not None and len(cursor.held) < maximum:
             if (skip := self._skips.pop((place.run, place.next), None)) is not None:
                 place.next = skip.to
                 self._send_to(cursor, numbered(skip, cursor.number, cursor.run, self.world))

@@ -126,12 +126,12 @@ def source_bytes(files: Sequence[Path]) -> int:
 
 
 def dry_run_text(found: DryRun) -> str:
-    most = " at most" if found.may_shrink else ""
+    maximum = " at most" if found.may_shrink else ""
     files = "file" if found.num_files == 1 else "files"
     lines = [
         f"source      {found.source}: {found.layout}, {format_bytes(found.source_bytes)} in "
         f"{found.num_files} {files}",
-        *_counts(found, most),
+        *_counts(found, maximum),
         *_disk(found),
         *_memory(found.plan),
         *_hops(found.hops),
@@ -140,10 +140,10 @@ def dry_run_text(found: DryRun) -> str:
     return "\n".join(lines)
 
 
-def _counts(found: DryRun, most: str) -> list[str]:
+def _counts(found: DryRun, maximum: str) -> list[str]:
     plan = found.plan
     width = max([len(name) for name in (*plan.num_nodes, *plan.num_edges)])
-    rows = [(name, count, most) for name, count in plan.num_nodes.items()]
+    rows = [(name, count, maximum) for name, count in plan.num_nodes.items()]
     lines = _block("nodes", [f"{name:<{width}}  {n:>15,}{tail}" for name, n, tail in rows])
     edges = [f"{name:<{width}}  {n:>15,} at most" for name, n in plan.num_edges.items()]
     return lines + _block("edges", edges)

@@ -250,9 +250,9 @@ class DeriveStages:
     def _edges(self, run: DeriveRun) -> Edges:
         """All edges by origin: in block order, or from the sorted files."""
         target, origin, relation, outward = self.resolved[:4]
-        most = self.plan.piece_edges
+        maximum = self.plan.piece_edges
         if outward:
-            for dst, src in stored_edges(run.store, relation, most):
+            for dst, src in stored_edges(run.store, relation, maximum):
                 origins = dst - dst.dtype.type(origin.first)
                 origins = origins.astype(self.resolved.origin_dtype, copy=False)
                 yield origins, src - src.dtype.type(target.first)
@@ -261,8 +261,8 @@ class DeriveStages:
             ArrayFile(run.path(_ORIGINS), self.resolved.origin_dtype) as by_origin,
             ArrayFile(run.path(_TARGETS), self.resolved.widths.node) as targets,
         ):
-            for first in range(0, targets.size, most):
-                count = min(most, targets.size - first)
+            for first in range(0, targets.size, maximum):
+                count = min(maximum, targets.size - first)
                 yield by_origin.read(first, count), targets.read(first, count)
 
     def _cut(self, run: DeriveRun) -> None:
@@ -355,46 +355,46 @@ class DeriveStages:
 
     def _greatest(self, sums: NDArray[np.float32]) -> NDArray[np.float32]:
         """Largest magnitude of each column if int8 needs a scale, else 0.  Raises BadInput."""
-        most = np.zeros(sums.shape[1], np.float32)
+        maximum = np.zeros(sums.shape[1], np.float32)
         if not self.resolved.array.scale_path:
-            return most
+            return maximum
         for low in range(0, sums.shape[0], self.plan.piece_rows):
             piece = sums[low : low + self.plan.piece_rows]
-            np.maximum(most, np.maximum(piece.max(0), -piece.min(0)), out=most)
-            if not np.isfinite(most).all():
+            np.maximum(maximum, np.maximum(piece.max(0), -piece.min(0)), out=maximum)
+            if not np.isfinite(maximum).all():
                 row, column = np.argwhere(~np.isfinite(piece))[0].tolist()
                 raise BadInput.at(
                     f"{self.resolved.array.path}[{low + row}]", piece[row, column],
                     "finite numbers for int8", "--dtype float16 or float32 holds it",
                 )  # fmt: skip
-        return most
+        return maximum
 
     def _commit(self, run: DeriveRun) -> None:
         """Write the array and its copies, and publish them in the store."""
         plan, target, step = self.plan, self.resolved.target.num_nodes, self.plan.piece_rows
         if self._one:
             sums = self._sums(run, 0)
-            most = self._greatest(sums)
+            maximum = self._greatest(sums)
             pieces = (sums[low : low + step] for low in range(0, target, step))
-            self._write(run, pieces, most)
+            self._write(run, pieces, maximum)
             del sums, pieces
         else:
             numbers = range(plan.num_slices)
-            most = np.concatenate([run.facts(self._slice(i))["most"] for i in numbers])
+            maximum = np.concatenate([run.facts(self._slice(i))["most"] for i in numbers])
             parts = [(run.path(f"sums.{i}"), plan.columns(i, self._items)) for i in numbers]
             joined = joined_columns(parts, np.float32, 0, target, step)
-            self._write(run, joined, most.astype(np.float32))
+            self._write(run, joined, maximum.astype(np.float32))
         resolved = self.resolved
         if resolved.copies is not None:
             self._copy_slots(run, resolved.copies)
         run.manifest = run.extender.commit(resolved.extended(run.store.manifest))
 
     def _write(
-        self, run: DeriveRun, pieces: Iterator[NDArray[np.float32]], most: NDArray[np.float32]
+        self, run: DeriveRun, pieces: Iterator[NDArray[np.float32]], maximum: NDArray[np.float32]
     ) -> None:
-        """Write rows in the dtype of the array; `most`: as `_greatest` returns it."""
+        """Write rows in the dtype of the array; `maximum`: as `_greatest` returns it."""
         array, done = self.resolved.array, 0
-        quantizer = Quantizer(array.path, most / np.float32(127)) if array.scale_path else None
+        quantizer = Quantizer(array.path, maximum / np.float32(127)) if array.scale_path else None
         if quantizer is not None:
             run.extender.side(array.scale_path, quantizer.scale)
         total = array.num_rows * array.row_bytes

@@ -39,8 +39,8 @@ _EDGE_BLOCKS = 6  # a graph block being read, its targets, degrees and offsets
 _CRC_BYTES = 16  # for each page of the array being written
 _MIN_SHARE = 4 << 20
 _LINE_ITEMS = 16  # float32 in a cache line
-_MOST_PIECE = 8 << 20
-_MOST_EDGES = 1 << 18
+_MAX_PIECE = 8 << 20
+_MAX_EDGES = 1 << 18
 _PIECE_EDGE_BYTES = 96  # memory of an edge in all its copies
 
 
@@ -199,7 +199,7 @@ def plan_derivation(
     spare = mem_bytes - tables - interpreter_bytes(mem_bytes)
     buffer = buffer_bytes(out_slot, spare)
     share = spare - 2 * buffer
-    piece = min(_MOST_PIECE, share // 96)
+    piece = min(_MAX_PIECE, share // 96)
     scan = max(slot, piece * ITEM_BYTES[feature.dtype] // 4)
     lanes = 2 if 2 * _reading(feature, scan) <= share // 6 else 1
     share -= lanes * _reading(feature, scan)
@@ -213,7 +213,7 @@ def plan_derivation(
         scan_bytes=scan,
         lanes=lanes,
         piece_rows=max(1, piece // (4 * feature.row_items)),
-        piece_edges=max(1, min(_MOST_EDGES, share // 24 // _PIECE_EDGE_BYTES)),
+        piece_edges=max(1, min(_MAX_EDGES, share // 24 // _PIECE_EDGE_BYTES)),
         sort_bytes=share // 2,
         width=-(-feature.row_items // num_slices),
         num_slices=num_slices,

@@ -25,7 +25,7 @@ from preprocess.files.array_file import remove_file, reserve
 _WRITERS, _READERS = 3, 4  # threads; the caller is one of the readers
 _MIN_READ = 1 << 20
 _IN_FLIGHT = 4  # buffers being written
-_MOST_BUFFER = 1 << 20
+_MAX_BUFFER = 1 << 20
 SPARE = "spare"
 
 
@@ -213,7 +213,7 @@ class _RegionFile:
         self._regions = [_Region(offset) for offset in self._begins]
         count = max(1, len(self._regions)) + _IN_FLIGHT
         usable = room // count - 2 * PAGE_BYTES - max(widths)
-        self._buffer_bytes = min(_MOST_BUFFER, usable) // PAGE_BYTES * PAGE_BYTES
+        self._buffer_bytes = min(_MAX_BUFFER, usable) // PAGE_BYTES * PAGE_BYTES
         path.unlink(missing_ok=True)
         self._spare = path.with_name(SPARE)
         self._borrowed = self._spare.exists()

@@ -31,8 +31,8 @@ _UNREADABLE = (
 _DAMAGED = (BadZipFile, zlib.error, EOFError, struct.error, NotImplementedError, RuntimeError)
 _ZIP_LOCAL = struct.Struct("<26xHH")  # lengths of name and extra field in a local file header
 _PART_BYTES = 1 << 18  # decompressed at a time
-_MOST_SHOWN = 8  # names
-_MOST_WORD_BYTES = 64
+_MAX_SHOWN = 8  # names
+_MAX_WORD_BYTES = 64
 _SAVE_AGAIN = "save it again with numpy.save"
 _LIST_HEADER_BYTES = 128  # size of numpy's header for any one-dimensional array of numbers
 
@@ -143,11 +143,11 @@ class ZipArray(_NpyArray):
             yield fill
             stream.read(1)  # the checksum is compared at the end
 
-    def _part(self, stream: IO[bytes], most: int) -> bytes:
-        part = stream.read(min(most, _PART_BYTES))
+    def _part(self, stream: IO[bytes], maximum: int) -> bytes:
+        part = stream.read(min(maximum, _PART_BYTES))
         if not part:
             raise BadInput.at(
-                f"{self.where}: end", "the end of the data", f"{most} more bytes",
+                f"{self.where}: end", "the end of the data", f"{maximum} more bytes",
                 "it became shorter while it was read",
             )  # fmt: skip
         return part
@@ -162,7 +162,7 @@ def read_word(path: Path, member: str) -> str:
     with _member(path, member, "is it another layout?") as (f, _):
         header = _read_header(f)
         fits = header.shape == () and header.stored.kind in "SU"
-        if not fits or header.stored.itemsize > _MOST_WORD_BYTES:
+        if not fits or header.stored.itemsize > _MAX_WORD_BYTES:
             raise BadInput.at(
                 f"{where}: header", f"shape {header.shape} of {header.stored}", "one word",
                 "is it another layout?",
@@ -187,7 +187,7 @@ def _member(path: Path, member: str, remedy: str) -> Iterator[tuple[IO[bytes], Z
     with _translated(path, f"{path}: {member}"), ZipFile(path) as file:
         if f"{member}.npy" not in file.namelist():
             names = [name.removesuffix(".npy") for name in file.namelist()]
-            listed = ", ".join(names[:_MOST_SHOWN]) or "nothing"
+            listed = ", ".join(names[:_MAX_SHOWN]) or "nothing"
             raise BadInput.at(path, f"no array {member!r}", f"it beside {listed}", remedy)
         info = file.getinfo(f"{member}.npy")
         with file.open(info) as stream:

@@ -49,15 +49,15 @@ def stored_blocks(
 
 
 def stored_edges(
-    store: Store, relation: Relation, most: int, scan_bytes: int = 1 << 20
+    store: Store, relation: Relation, maximum: int, scan_bytes: int = 1 << 20
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """(targets, sources) of a relation by store id, at most `most` edges at a time.
+    """(targets, sources) of a relation by store id, at most `maximum` edges at a time.
 
     Valid until the next step.  Raises CorruptBlock.
     """
     for targets, block in stored_blocks(store, relation, scan_bytes):
-        for at in range(0, targets.size, most):
-            some = slice(at, at + most)
+        for at in range(0, targets.size, maximum):
+            some = slice(at, at + maximum)
             yield targets[some], block.sources[some]
 
 

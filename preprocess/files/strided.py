@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from blockstore.io.buffers import byte_view
 from preprocess.errors import BadInput
 
-_MOST_SPAN = 1 << 20  # bytes read at once if rows are not contiguous
+_MAX_SPAN = 1 << 20  # bytes read at once if rows are not contiguous
 BFLOAT16 = "bfloat16"
 
 Fill = Callable[[memoryview, int], None]  # fills a view from an offset, counted from the array's
@@ -154,7 +154,7 @@ class StoredArray:
             return
         reach = [(n - 1) * s for n, s in zip(out.shape, strides, strict=True)]
         span = sum(reach) + 1
-        if span * out.itemsize <= _MOST_SPAN:
+        if span * out.itemsize <= _MAX_SPAN:
             raw = np.empty(span, out.dtype)
             fill(byte_view(raw), first * out.itemsize)
             out[...] = as_strided(raw, out.shape, [s * out.itemsize for s in strides])

@@ -20,7 +20,7 @@ from preprocess.files import arrow
 from preprocess.files.arrow import INTEGER, TEXT, ColumnType, Texts
 
 PIECE_BYTES = 1 << 20  # of text parsed at once, and of a Parquet column read at once
-_MOST_LINE_BYTES = 64 << 20
+_MAX_LINE_BYTES = 64 << 20
 _SUFFIXES = {
     ".csv": ("csv", ","),
     ".tsv": ("csv", "\t"),
@@ -33,7 +33,7 @@ _CELL = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (
 _IN_UTF8 = "write the table again in UTF-8"
 _ROW = re.compile(r"CSV parse error: Row #(\d+): Expected (\d+) columns?, got (\d+): ?(.*)", re.S)
 _GUESS_BYTES, _PACKING = 1 << 16, 4  # assumed compression ratio of packed text
-_MOST_SHOWN = 60  # characters of a value, in a message
+_MAX_SHOWN = 60  # characters of a value, in a message
 
 
 class BadCell(BadInput):
@@ -176,7 +176,7 @@ class Table:
 
     def _csv_names(self) -> tuple[str, ...]:
         with self._translated(), self._stream() as stream:
-            line = io.BufferedReader(stream).readline(_MOST_LINE_BYTES)
+            line = io.BufferedReader(stream).readline(_MAX_LINE_BYTES)
             if len(line) > PIECE_BYTES >> 3:
                 self._piece_bytes = len(line) << 3
         with self._translated(), self._csv(None) as reader:
@@ -447,4 +447,4 @@ def _form_of(path: Path) -> tuple[str, str] | None:
 
 def shown(text: str) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -30,7 +30,7 @@ _UNREADABLE = (
     AttributeError, AssertionError, MemoryError, struct.error,
 )  # fmt: skip
 _UNPACKABLE = (TypeError, ValueError, OverflowError, RecursionError, RuntimeError)
-_MOST_SHOWN = 100  # characters of torch's message
+_MAX_SHOWN = 100  # characters of torch's message
 _REFUSED = 3  # exit status of the child if stdout holds an error message
 _ARRAY, _RECORD, _OTHER, _TUPLE = 1, 2, 3, 4  # codes of msgpack extensions
 _DATA = "torch_geometric.data"
@@ -186,7 +186,7 @@ def _load(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except _UNREADABLE as error:
         said = " ".join(str(error).split())
-        found = said.rpartition("WeightsUnpickler error: ")[2][:_MOST_SHOWN] or type(error).__name__
+        found = said.rpartition("WeightsUnpickler error: ")[2][:_MAX_SHOWN] or type(error).__name__
         raise BadInput.at(
             path, found, "a whole file of tensors", "save it again with torch.save, tensors alone"
         ) from error

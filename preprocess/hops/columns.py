@@ -254,8 +254,8 @@ class HopsRun(PipelineRun):
             taken = partial(self._rows, places, columns, scale, count)
             if dtype == "int8":
                 unit = np.zeros(count, np.float32)
-                for most in taken(lambda rows, _: np.abs(rows).max(0)):
-                    np.maximum(unit, most, out=unit)
+                for maximum in taken(lambda rows, _: np.abs(rows).max(0)):
+                    np.maximum(unit, maximum, out=unit)
                 unit /= np.float32(127)
 
             def put(rows: NDArray[np.float32], first: int) -> NDArray[Any]:

@@ -27,16 +27,16 @@ from preprocess.ingest.plan import interpreter_bytes, too_little_memory, with_in
 ALL = "all"  # the split that contains every node
 
 SERIES_ERROR = 1e-7  # bound of the truncated rest of a series, relative to the features
-_MOST_T = 20.0  # maximum t of the heat kernel, whose terms must fit in float32
+_MAX_T = 20.0  # maximum t of the heat kernel, whose terms must fit in float32
 _MIN_ALPHA = 0.005
 
 _FIXED_BYTES = 8 << 20  # Zarr metadata, small buffers
 _INTERPRETER_BYTES = 128 << 20  # Python, numpy and compiled kernels: a quarter of --mem at most
-_MOST_SCAN, _MOST_PIECE, _MOST_BUFFER = 2 << 20, 1 << 20, 8 << 20
+_MAX_SCAN, _MAX_PIECE, _MAX_BUFFER = 2 << 20, 1 << 20, 8 << 20
 _MIN_PIECE = 16 << 10
 _CRC_BYTES = 16  # for each page of the array being written
 _LINE_ITEMS = 16  # float32 in a cache line
-_MOST_WIDTH = 1 << 10  # columns of a slice
+_MAX_WIDTH = 1 << 10  # columns of a slice
 
 
 class Operator(NamedTuple):
@@ -175,7 +175,7 @@ def _check_numbers(request: HopsRequest) -> None:
         ("--hops", request.hops, 1 <= request.hops <= 64, "1 to 64"),
         ("--seed", request.seed, 0 <= request.seed < 2**63, "0 to 2^63 - 1"),
         ("--alpha", request.hop_alpha, _MIN_ALPHA <= request.hop_alpha < 1, f"{_MIN_ALPHA:g} to 1"),
-        ("--t", request.t, 0 < request.t <= _MOST_T, f"more than 0, at most {_MOST_T:g}"),
+        ("--t", request.t, 0 < request.t <= _MAX_T, f"more than 0, at most {_MAX_T:g}"),
     ]  # fmt: skip
     for option, value, good, expected in checks:
         if not good:
@@ -332,8 +332,8 @@ def plan_hops(
         raise too_little_memory(mem_bytes, minimum, why)
     spare = mem_bytes - tables - interpreter_bytes(mem_bytes, _INTERPRETER_BYTES)
     room = spare - 8 * nodes.num_nodes
-    scan = max(block, min(_MOST_SCAN, room // (16 * threads)))
-    piece = max(_MIN_PIECE, min(_MOST_PIECE, room // (64 * threads)))
+    scan = max(block, min(_MAX_SCAN, room // (16 * threads)))
+    piece = max(_MIN_PIECE, min(_MAX_PIECE, room // (64 * threads)))
     if threads * scan + _pieces(piece, threads, slots) + column > room:
         scan, piece = block, _MIN_PIECE
     room -= threads * scan + _pieces(piece, threads, slots)
@@ -342,7 +342,7 @@ def plan_hops(
     width = _width(columns, (room - graph * resident) // column)
     num_slices = -(-columns // width)
     label = nodes.label.row_bytes if nodes.label is not None else 0
-    buffer = max(*slots, min(_MOST_BUFFER, room // 8))
+    buffer = max(*slots, min(_MAX_BUFFER, room // 8))
     products = sum(len(operator.steps()) * resolved.hops for operator in resolved.operators)
     disk = sum(row_disk_bytes(array, block) for array in sample) * resolved.num_arrays
     return HopsPlan(
@@ -378,14 +378,14 @@ def _padded(columns: int) -> int:
 
 def _width(columns: int, fitting: int) -> int:
     """Columns of a slice: as many as fit, with slices of about equal size in full cache lines."""
-    if fitting >= _padded(columns) <= _MOST_WIDTH:
+    if fitting >= _padded(columns) <= _MAX_WIDTH:
         return _padded(columns)
     if fitting < _LINE_ITEMS:
         width = 1
         while 2 * width <= fitting:
             width *= 2
         return width
-    lines = min(fitting, _MOST_WIDTH) // _LINE_ITEMS
+    lines = min(fitting, _MAX_WIDTH) // _LINE_ITEMS
     total = _padded(columns) // _LINE_ITEMS
     num_slices = -(-total // lines)
     return -(-total // num_slices) * _LINE_ITEMS

@@ -24,7 +24,7 @@ from preprocess.stages.csc import Widths
 
 WEIGHT, TIME = "weight", "time"  # edge arrays that lie inside graph blocks
 SPLITS = ("train", "valid", "test")
-_MOST_PART_BYTES, _MOST_SHOWN = 240, 40  # file systems allow 255
+_MAX_PART_BYTES, _MAX_SHOWN = 240, 40  # file systems allow 255
 _EDGE_BYTES = 16  # assumed for an edge if the source's file has no size
 
 
@@ -83,7 +83,7 @@ class RelationContents:
         return relation_path(self.source)
 
     @property
-    def most_edges(self) -> int:
+    def max_edges(self) -> int:
         return self.source.num_edges * (2 if self.undirected else 1)
 
     @property
@@ -96,7 +96,7 @@ class RelationContents:
     @property
     def place_dtype(self) -> str:
         """Dtype of the positions of edges in block order."""
-        return place_dtype(self.most_edges)
+        return place_dtype(self.max_edges)
 
     @property
     def layout(self) -> EdgeLayout:
@@ -136,8 +136,8 @@ class Contents:
         return sum(t.num_nodes for t in self.types)
 
     @property
-    def most_edges(self) -> int:
-        return sum(r.most_edges for r in self.relations)
+    def max_edges(self) -> int:
+        return sum(r.max_edges for r in self.relations)
 
     @property
     def column_item_bytes(self) -> int:
@@ -146,7 +146,7 @@ class Contents:
 
     def columns_fit(self, share: int) -> bool:
         """Whether the columns that decide the node order fit in memory, in a third of `share`."""
-        return self.column_item_bytes * self.most_edges <= share // 3
+        return self.column_item_bytes * self.max_edges <= share // 3
 
     @property
     def reads_columns(self) -> bool:
@@ -207,7 +207,7 @@ def row_disk_bytes(array: RowArray, block_bytes: int) -> int:
 
 def graph_bytes(relation: RelationContents, options: IngestOptions) -> int:
     """Bytes of a relation's blocks, with headers and unused space."""
-    size = relation.most_edges * sum(relation.layout.bits) // 8 + 4 * relation.dst.num_nodes
+    size = relation.max_edges * sum(relation.layout.bits) // 8 + 4 * relation.dst.num_nodes
     return size + size // 64 + options.block_bytes
 
 
@@ -224,10 +224,10 @@ def as_path(name: str) -> str:
 
 def check_length(part: str) -> None:
     """Raises BadInput if part of a path, with its suffixes, is longer than file systems allow."""
-    if len(part) > _MOST_PART_BYTES:
+    if len(part) > _MAX_PART_BYTES:
         raise BadInput.at(
-            f"name {part[:_MOST_SHOWN]}...", f"{len(part)} bytes where it is part of a path",
-            f"{_MOST_PART_BYTES} at most", "give the type, relation or array a shorter name",
+            f"name {part[:_MAX_SHOWN]}...", f"{len(part)} bytes where it is part of a path",
+            f"{_MAX_PART_BYTES} at most", "give the type, relation or array a shorter name",
         )  # fmt: skip
 
 

@@ -196,7 +196,7 @@ class IngestStages:
         except BudgetTooSmall as error:
             refused.append(error)
         if refused:
-            raise max(refused, key=lambda error: error.least_bytes)
+            raise max(refused, key=lambda error: error.min_bytes)
         self._influence: InfluenceStages | None = None
         if copies_nodes(self.job.options):
             self._influence = InfluenceStages(self.job, self._bare_manifest)
@@ -232,7 +232,7 @@ class IngestStages:
         return IngestPlan(
             num_nodes={t.name: t.num_nodes for t in contents.types},
             num_edges={
-                f"{r.source.src}-{r.source.name}-{r.source.dst}": r.most_edges
+                f"{r.source.src}-{r.source.name}-{r.source.dst}": r.max_edges
                 for r in contents.relations
             },
             store_bytes=store,
@@ -318,9 +318,9 @@ class IngestStages:
         passes, work = 1, dict(sorting.work)
         if settings.is_streamed:
             # a pass reads each edge in both directions, unless in-edges suffice
-            most = total if job.options.undirected or settings.neighbors == "in" else 2 * total
-            visited = 0 if visited_fits(most, job.share - held, held > 0) else 4 * most
-            visiting, passes = passing_bytes(most, 8, job.share - held), settings.passes + 1
+            maximum = total if job.options.undirected or settings.neighbors == "in" else 2 * total
+            visited = 0 if visited_fits(maximum, job.share - held, held > 0) else 4 * maximum
+            visiting, passes = passing_bytes(maximum, 8, job.share - held), settings.passes + 1
             work["sorted_edges"] = work.get("sorted_edges", 0) + total
         work["partitioned_edges"] = passes * total
         types = job.contents.types

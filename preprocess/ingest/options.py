@@ -15,7 +15,7 @@ NodeOrder = Literal["bfs", "degree", "random", "source"]
 HopRows = Literal["labelled", "all"]
 Keep = Literal["keep", "drop"]  # of duplicates and self-loops
 Ids = Literal["auto", "uint32", "uint64"]
-_MOST_NODES = {"bfs": 2**31 - 1, "degree": 2**32 - 1, "random": 2**32 - 1}  # bfs needs a flag bit
+_MAX_NODES = {"bfs": 2**31 - 1, "degree": 2**32 - 1, "random": 2**32 - 1}  # bfs needs a flag bit
 
 
 class OperatorKind(StrEnum):
@@ -150,7 +150,7 @@ class IngestOptions(StoreSettings, SourceSettings):
         wide = num_nodes >= 2**32 - 1
         if wide and self.ids == "uint32":
             raise BadInput.at("--ids", "uint32", f"uint64 for {num_nodes:,} nodes", "leave it out")
-        if num_nodes >= _MOST_NODES.get(self.order, 2**32 - 1 if self.partition else 2**64):
+        if num_nodes >= _MAX_NODES.get(self.order, 2**32 - 1 if self.partition else 2**64):
             raise BadInput.at(
                 "--order", self.order, f"source for {num_nodes:,} nodes, which need more bits",
                 "change it",

@@ -33,7 +33,7 @@ _FIXED_BYTES = 4 << 20  # Zarr metadata, small buffers
 _INTERPRETER_BYTES = 96 << 20  # Python, numpy and compiled kernels: a quarter of --mem at most
 _MIN_SHARE = 4 << 20
 _MIN_ROWS = 8  # rows of the widest array that must fit in a share
-_MOST_BUFFER = 8 << 20
+_MAX_BUFFER = 8 << 20
 _PACKER_BLOCKS = 6  # degrees 2, the sections of edges 1, the block 1, room
 _CRC_BYTES = 16  # for each page: kept while the array is written, then copied to its side array
 
@@ -58,7 +58,7 @@ class IngestJob:
 
     @property
     def num_edges(self) -> int:
-        return sum(r.most_edges for r in self.contents.relations)
+        return sum(r.max_edges for r in self.contents.relations)
 
     @property
     def source_bytes(self) -> int:
@@ -68,7 +68,7 @@ class IngestJob:
 
 def plan_memory(contents: Contents, options: IngestOptions) -> tuple[int, int]:
     """(buffer, share) of a job.  Raises BudgetTooSmall with the minimum --mem."""
-    minimum = _least_mem(contents, options, max(_MIN_SHARE, _MIN_ROWS * _widest(contents)))
+    minimum = _min_mem(contents, options, max(_MIN_SHARE, _MIN_ROWS * _widest(contents)))
     if options.mem_bytes < minimum:
         raise too_little_memory(
             options.mem_bytes, minimum,
@@ -90,7 +90,7 @@ def check_longest(job: IngestJob, column_bytes: int) -> None:
     need = 16 * (column_bytes // 9 + 1)
     if need > job.share:
         raise too_little_memory(
-            job.options.mem_bytes, _least_mem(job.contents, job.options, need),
+            job.options.mem_bytes, _min_mem(job.contents, job.options, need),
             f"sorting the in-edges of one node, {format_bytes(column_bytes)}",
         )  # fmt: skip
 
@@ -136,30 +136,30 @@ def _taken_first(contents: Contents, options: IngestOptions) -> list[MemoryLine]
     ]
 
 
-def _least_mem(contents: Contents, options: IngestOptions, share: int) -> int:
+def _min_mem(contents: Contents, options: IngestOptions, share: int) -> int:
     taken = sum(line.bytes for line in _taken_first(contents, options))
     return minimum_bytes(taken, share, align(_widest(contents), options.block_bytes))
 
 
 def minimum_bytes(taken: int, share: int, slot: int) -> int:
     """The minimum --mem that leaves `share` bytes; `slot`: bytes of a slot of the written array."""
-    buffers = max(2 * slot, min(2 * _MOST_BUFFER, share // 7 + 2))  # as `buffer_bytes`: 2/16
+    buffers = max(2 * slot, min(2 * _MAX_BUFFER, share // 7 + 2))  # as `buffer_bytes`: 2/16
     return with_interpreter(taken + share + buffers)
 
 
 def buffer_bytes(slot: int, spare: int) -> int:
     """Bytes of each of the two buffers of the array being written."""
-    return max(slot, min(_MOST_BUFFER, spare // 16))
+    return max(slot, min(_MAX_BUFFER, spare // 16))
 
 
-def interpreter_bytes(mem_bytes: int, most: int = _INTERPRETER_BYTES) -> int:
+def interpreter_bytes(mem_bytes: int, maximum: int = _INTERPRETER_BYTES) -> int:
     """Bytes set aside for Python and libraries; a small budget does not cover all of theirs."""
-    return min(most, mem_bytes // 4)
+    return min(maximum, mem_bytes // 4)
 
 
-def with_interpreter(minimum: int, most: int = _INTERPRETER_BYTES) -> int:
+def with_interpreter(minimum: int, maximum: int = _INTERPRETER_BYTES) -> int:
     """The minimum --mem that leaves `minimum` bytes beside Python and libraries."""
-    return min(-(-minimum * 4 // 3), minimum + most)
+    return min(-(-minimum * 4 // 3), minimum + maximum)
 
 
 def _widest(contents: Contents) -> int:

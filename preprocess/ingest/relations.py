@@ -54,7 +54,7 @@ class RelationStages(RowStages):
         return [*made, *(self.split(rows) for rows in relation.splits)]
 
     def _graph_stages(self) -> list[IngestStage]:
-        relation, edges = self._relation, self._relation.most_edges
+        relation, edges = self._relation, self._relation.max_edges
         graph = graph_bytes(relation, self.job.options)
         read, passing = self._sorting()
         places = {_PLACES: edges * self.place_bytes} if relation.has_rows else {}
@@ -80,7 +80,7 @@ class RelationStages(RowStages):
 
     def _sorting(self) -> tuple[int, int]:
         """(bytes that sorting reads, bytes that pass through temporary files)."""
-        job, relation, edges = self.job, self._relation, self._relation.most_edges
+        job, relation, edges = self.job, self._relation, self._relation.max_edges
         read = relation.source_bytes
         passing = job.sort_bytes(edges, relation.widths.key_bytes, job.share)
         if job.options.needs_columns and job.columns_fit and len(job.contents.relations) == 1:
@@ -110,7 +110,7 @@ class RelationStages(RowStages):
 
     def _inline_stages(self) -> list[IngestStage]:
         """Stages that bring the arrays inside blocks into the order of the edges."""
-        relation, edges, found = self._relation, self._relation.most_edges, []
+        relation, edges, found = self._relation, self._relation.max_edges, []
         left = len(relation.inline)
         for rows, name in (
             (relation.ids, _IDS),
@@ -182,7 +182,7 @@ class RelationStages(RowStages):
     def _num_edges(self, run: IngestRun | None) -> int:
         """Number of stored edges; before a run, an upper bound."""
         if run is None:
-            return self._relation.most_edges
+            return self._relation.max_edges
         found: int = run.facts(self._relation.path)["num_edges"]
         return found
 
@@ -257,8 +257,8 @@ class RelationStages(RowStages):
         """(first column, stop, edges) of each range of columns that is packed together."""
         each = self._relation.item_bytes
         longest = int(degrees.max(initial=0)) * each + _COLUMN_BYTES
-        most = max(longest, self.job.share // 4)
-        bounds, sizes = cut_ranges(degrees, each, _COLUMN_BYTES, most)
+        maximum = max(longest, self.job.share // 4)
+        bounds, sizes = cut_ranges(degrees, each, _COLUMN_BYTES, maximum)
         return list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), sizes.tolist(), strict=True))
 
     def _packer(self, emit: Any) -> GraphPacker:

@@ -223,29 +223,29 @@ def split_values(
 
 
 def cut_ranges(
-    counts: NDArray[np.uint32], edge_bytes: int, column_bytes: int, most_bytes: int
+    counts: NDArray[np.uint32], edge_bytes: int, column_bytes: int, max_bytes: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Divide columns into ranges, as long as possible, of at most `most_bytes` each.
+    """Divide columns into ranges, as long as possible, of at most `max_bytes` each.
 
     counts   uint32 (columns,)   edges of each column
 
     Returns the first column of each range, then the end, (ranges + 1,); and the edges of each.
     """
     total = int(counts.sum(dtype=np.int64)) * edge_bytes + counts.size * column_bytes
-    most = 2 * total // most_bytes + 2  # two adjacent ranges take more than `most_bytes`
-    bounds, sizes = np.zeros(most + 1, np.int64), np.zeros(most, np.int64)
-    ranges = _cut_ranges(counts, edge_bytes, column_bytes, most_bytes, bounds, sizes)
+    maximum = 2 * total // max_bytes + 2  # two adjacent ranges take more than `max_bytes`
+    bounds, sizes = np.zeros(maximum + 1, np.int64), np.zeros(maximum, np.int64)
+    ranges = _cut_ranges(counts, edge_bytes, column_bytes, max_bytes, bounds, sizes)
     return bounds[: ranges + 1], sizes[:ranges]
 
 
 @njit(nogil=True, cache=True)
-def _cut_ranges(counts, edge_bytes, column_bytes, most_bytes, bounds, sizes):
+def _cut_ranges(counts, edge_bytes, column_bytes, max_bytes, bounds, sizes):
     """Returns the number of ranges; `bounds` and `sizes` must be zeros at first."""
     ranges, taken = 0, np.int64(0)
     for c in range(counts.size):
         count = np.int64(counts[c])
         more = count * edge_bytes + column_bytes
-        if taken + more > most_bytes:
+        if taken + more > max_bytes:
             ranges, taken = ranges + 1, np.int64(0)
             bounds[ranges] = c
         taken += more

@@ -49,7 +49,7 @@ from preprocess.packs.fill import (
     wanted_rows,
 )
 from preprocess.packs.plan import (
-    MOST_WANTS,
+    MAX_WANTS,
     Grouping,
     PackEstimate,
     PackJob,
@@ -226,7 +226,7 @@ class PackStages:
                 write_record(record, raw.reshape(-1))
                 out.append(raw)
                 for piece in arrays.nodes:
-                    count_nodes(piece, MOST_WANTS, wants)
+                    count_nodes(piece, MAX_WANTS, wants)
                     listed.append(piece)
                 pages.append(size)
                 counts.append(structure.num_nodes)

@@ -36,9 +36,9 @@ from loaderd.sessions.sizing import resolve_sampled
 ABSENT = np.uint32(NOWHERE - 1)  # place of a node whose row neither stays nor is in the group
 _PENDING = np.uint32(NOWHERE - 2)  # place of a node whose row will be in the group
 _STEP = 1 << 20  # nodes processed together
-MOST_WANTS = (1 << 16) - 1  # batches that want a node are counted up to this number
+MAX_WANTS = (1 << 16) - 1  # batches that want a node are counted up to this number
 _TRIED = 16  # batches, spread over the first epoch, that are sampled for the estimate
-_LEAST_BUFFER, _MOST_BUFFER = 64 << 10, 8 << 20
+_MIN_BUFFER, _MAX_BUFFER = 64 << 10, 8 << 20
 _PARTS = 16  # number of parts of the memory, one of which is for a buffer
 _COPIES = 4  # copies of a piece of rows: one being read, others read ahead
 _BESIDE = 6  # bytes for each id while a group is built, in addition to the id itself
@@ -119,7 +119,7 @@ class Grouping:
 
         hot   store ids of the rows that stay, ascending; node hot[i] has place i
         """
-        self._types, self._most = types, group_bytes
+        self._types, self._maximum = types, group_bytes
         self._widths = np.array([sum(t.row_bytes) for t in types], np.int64)
         self.place = np.full(num_nodes, NOWHERE, np.uint32)
         for t in types:
@@ -133,7 +133,7 @@ class Grouping:
         first, rows = 0, np.zeros(len(self._types), np.int64)
         for batch in range(batches):
             fresh, more = self._fresh(nodes_of(batch))
-            if batch > first and int((rows + more) @ self._widths) > self._most:
+            if batch > first and int((rows + more) @ self._widths) > self._maximum:
                 yield from self._close(first, batch, listed)
                 first, listed, rows = batch, [], np.zeros_like(rows)
                 fresh, more = self._fresh(nodes_of(batch))
@@ -222,18 +222,18 @@ def share_memory(manifest: Manifest, types: list[TypeRows], options: PackOptions
     """Divide the memory.  Raises BudgetTooSmall with the minimum of all stages but sampling."""
     mem, nodes, ids = options.mem_bytes, manifest.num_nodes, ITEM_BYTES[manifest.id_dtype]
     block = slot_bytes(manifest)
-    buffer = max(_LEAST_BUFFER, min(_MOST_BUFFER, mem // _PARTS // 8))
+    buffer = max(_MIN_BUFFER, min(_MAX_BUFFER, mem // _PARTS // 8))
     widths = [sum(t.row_bytes) for t in types] or [1]
     hot, group = (size // min(widths) for size in (options.hot_bytes, options.group))
-    scan = max(block, min(2 * _MOST_BUFFER, mem // _PARTS))
+    scan = max(block, min(2 * _MAX_BUFFER, mem // _PARTS))
     placing = 4 * nodes + (hot + group) * (2 * ids + _BESIDE) + 4 * buffer
     filling = _COPIES * scan + options.threads * (block + group * 2 * ids)
-    least = max(placing, filling)
-    if least > mem:
+    minimum = max(placing, filling)
+    if minimum > mem:
         raise BudgetTooSmall(
             f"--mem {format_bytes(mem)}: places of {nodes:,} nodes and rows of groups take "
-            f"{format_bytes(least)}; give at least --mem {format_mem(least)}, or less --hot and "
-            "--group", least,
+            f"{format_bytes(minimum)}; give at least --mem {format_mem(minimum)}, or less --hot "
+            "and --group", minimum,
         )  # fmt: skip
     settings = EngineSettings(
         mem, options.threads, max(2, options.threads), reserve_bytes=2 * nodes + 4 * buffer
@@ -268,7 +268,7 @@ def estimate_pack(job: PackJob, sampler: OfflineSampler) -> PackEstimate:
     begun = time.perf_counter()
     for sampled in sampler.batches(0, steps):
         ids = np.concatenate(sampled.arrays.nodes)
-        count_nodes(ids, MOST_WANTS, wants)
+        count_nodes(ids, MAX_WANTS, wants)
         found.append(ids)
         record = make_record(sampled.structure, sampled.arrays, job.dtypes)
         size = num_pages(record.num_bytes) + place_pages(ids.size)

@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 from blockstore.store import Store, read_rows
 from preprocess.errors import BadInput
 
-MOST_OWNERS = 1024  # a table of all pairs takes 8 MiB
+MAX_OWNERS = 1024  # a table of all pairs takes 8 MiB
 
 
 def check_partitions(store: Store, owners: int) -> None:
     """Raises BadInput if the store has too few partitions for so many owners, or too many."""
     (node_type,) = store.manifest.types
     found = node_type.num_partitions
-    if not owners <= found <= MOST_OWNERS:
+    if not owners <= found <= MAX_OWNERS:
         raise BadInput.at(
-            store.path, f"{found:,} partitions", f"{owners:,} to {MOST_OWNERS:,}",
+            store.path, f"{found:,} partitions", f"{owners:,} to {MAX_OWNERS:,}",
             "make others with `blockstore repartition`, or leave out --from-partitions",
         )  # fmt: skip
 

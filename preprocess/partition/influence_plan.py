@@ -96,7 +96,7 @@ def hub_share(contents: Contents, options: IngestOptions) -> float:
     if not influence.hub_bytes:
         return influence.hub_share if influence.finds_hubs else 0.0
     rows = sum(a.num_rows * a.row_bytes for t in contents.types for a in _arrays(t))
-    edges = sum(r.most_edges * r.item_bytes for r in contents.relations)
+    edges = sum(r.max_edges * r.item_bytes for r in contents.relations)
     return min(1.0, influence.hub_bytes / max(1, rows + edges))
 
 

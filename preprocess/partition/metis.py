@@ -77,11 +77,11 @@ def metis_partition(
     return np.asarray(found, np.uint32)
 
 
-def _scaled(weights: NDArray[Any], least: int) -> NDArray[np.int64]:
-    """Integers of at least `least`, with a sum of about WHOLE, and at most twice that."""
+def _scaled(weights: NDArray[Any], minimum: int) -> NDArray[np.int64]:
+    """Integers of at least `minimum`, with a sum of about WHOLE, and at most twice that."""
     total = float(weights.sum(dtype=np.float64))
     found = np.rint(weights * (WHOLE / total if total else 0.0)).astype(np.int64)
-    return np.maximum(found, least)
+    return np.maximum(found, minimum)
 
 
 def both_ways(

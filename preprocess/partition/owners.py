@@ -39,7 +39,7 @@ from preprocess.kernels.partition import (
     place_weighted,
     weigh_between,
 )
-from preprocess.partition.grouped import MOST_OWNERS, check_partitions, even_out, partitions_of
+from preprocess.partition.grouped import MAX_OWNERS, check_partitions, even_out, partitions_of
 from preprocess.partition.metis import WHOLE, check_installed, metis_bytes, metis_partition
 from preprocess.partition.partition import PartitionOptions, visited_fits
 from preprocess.partition.report import greatest_over_mean
@@ -51,7 +51,7 @@ from preprocess.stages.partition import Visits
 
 Method = Literal["stream", "metis", "random"]
 Weights = Literal["edges", "nodes"]
-_MOST_NODES = 1 << 31  # twice as much fits in uint32, as marked sources need a bit
+_MAX_NODES = 1 << 31  # twice as much fits in uint32, as marked sources need a bit
 _NODE_BYTES = 64  # memory of a node: degrees, weights, orders, and sorting by weight
 _TABLES = 4  # copies of the table of weights between pairs, temporary ones included
 _STEP = 1 << 18  # nodes whose weights are computed at a time
@@ -59,7 +59,7 @@ _PURPOSE = 0x4F77_6E65  # part of the random key that no other draw uses
 
 # tuned for the fewest cross edges on facebook, github, arxiv-cs and com-dblp, with 2, 4, 8 owners
 _CLUSTERS = 0.6  # the number of clusters is the number of nodes to this power
-_MOST_CLUSTERS = 2048  # each node is compared with all; a table of all pairs takes 32 MiB
+_MAX_CLUSTERS = 2048  # each node is compared with all; a table of all pairs takes 32 MiB
 _CLUSTER_PASSES, _OWNER_PASSES = 2, 3
 _CLUSTER_SLACK = 2.0
 _CLUSTER_PRICE = 0.1  # times FENNEL's price, as clusters will be merged and need not be balanced
@@ -73,7 +73,7 @@ class OwnerOptions:
 
     panel: ClassVar = "Owner maps"
     name: str = flag("", "of the map that is made")
-    owners: int = flag(4, "trainers that share the nodes", min=1, max=MOST_OWNERS)
+    owners: int = flag(4, "trainers that share the nodes", min=1, max=MAX_OWNERS)
     method: Method = flag("stream", "metis holds the whole graph", "--partitioner")
     weights: Weights = flag("edges", "of nodes: edges that they are expanded to, or times")
     balance: float = flag(1.05, "of stream: an owner's load is at most so many times the mean")
@@ -113,11 +113,11 @@ def make_owners(
     else:
         check_installed(options.method)
     share = mem_bytes - _NODE_BYTES * num_nodes - _table_bytes(store, options)
-    least = 16 * store.manifest.block_bytes
-    if share < least:
+    minimum = 16 * store.manifest.block_bytes
+    if share < minimum:
         raise BudgetTooSmall(
-            f"--mem: found {format_bytes(mem_bytes)}, expected {format_bytes(least - share)} more "
-            f"for weights of {num_nodes:,} nodes and tables of owners; give that"
+            f"--mem: found {format_bytes(mem_bytes)}, expected {format_bytes(minimum - share)} "
+            f"more for weights of {num_nodes:,} nodes and tables of owners; give that"
         )
     target = store.path / OWNERS_FOLDER / options.name
     found = None if counts is None else _read_counts(store, counts)
@@ -137,7 +137,7 @@ def make_owners(
 
 
 def _num_clusters(num_nodes: int, owners: int) -> int:
-    return min(_MOST_CLUSTERS, max(4 * owners, int(num_nodes**_CLUSTERS)))
+    return min(_MAX_CLUSTERS, max(4 * owners, int(num_nodes**_CLUSTERS)))
 
 
 def _table_bytes(store: Store, options: OwnerOptions) -> int:
@@ -158,9 +158,9 @@ def _check_graph(store: Store) -> int:
             store.path, f"{len(manifest.types)} node types, {len(manifest.relations)} relations",
             "one of each", "owners are those of the nodes of one type",
         )  # fmt: skip
-    if manifest.num_nodes >= _MOST_NODES:
+    if manifest.num_nodes >= _MAX_NODES:
         raise BadInput.at(
-            store.path, f"{manifest.num_nodes:,} nodes", f"less than {_MOST_NODES:,}",
+            store.path, f"{manifest.num_nodes:,} nodes", f"less than {_MAX_NODES:,}",
             "a partitioner holds them in 32 bits",
         )  # fmt: skip
     return manifest.num_nodes

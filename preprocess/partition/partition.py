@@ -21,7 +21,7 @@ from preprocess.errors import BadInput
 Partitioner = Literal["gap", "fennel", "ldg", "random", "metis"]
 Visit = Literal["degree", "random", "source"]
 Neighbors = Literal["auto", "in", "both"]
-MOST_PARTITIONS = 1 << 24
+MAX_PARTITIONS = 1 << 24
 NARROW_PARTITIONS = (1 << 16) - 1  # numbers up to here, and the one that means none, fit in uint16
 _FEW, _MANY = 20.0, 50.0  # nodes of a class in a partition
 _NODE_BYTES = 22  # degrees twice, classes twice, place, partition
@@ -73,8 +73,8 @@ class PartitionOptions:
 
     def check(self) -> None:
         """Raises BadInput if no graph can be partitioned with these options."""
-        for name, value, minimum, most in (
-            ("--partitions", self.num_partitions, 1, MOST_PARTITIONS),
+        for name, value, minimum, maximum in (
+            ("--partitions", self.num_partitions, 1, MAX_PARTITIONS),
             ("--passes", self.passes, 1, 1000),
             ("--slack", self.slack, 1, 1000),
             ("--gamma", self.gamma, 1, 10),
@@ -82,11 +82,11 @@ class PartitionOptions:
             ("--soften", self.soften, 0, 1e9),
             ("--deviations", self.deviations, 0, 1e9),
         ):
-            if not minimum <= value <= most:
+            if not minimum <= value <= maximum:
                 raise BadInput.at(
                     name,
                     f"{value:,.10g}",
-                    f"{minimum:g} to {most:,.10g}",
+                    f"{minimum:g} to {maximum:,.10g}",
                     "the defaults are a good choice",
                 )
 
@@ -116,8 +116,8 @@ def class_limits(settings: PartitionOptions, class_sizes: NDArray[np.int64]) -> 
         return found
     mean = class_sizes[:-1] / settings.num_partitions
     few = np.sqrt(np.minimum(mean, _FEW)) * np.minimum(1, _MANY / np.maximum(mean, 1))
-    most = mean + settings.deviations * (np.sqrt(mean) + 5 * few)
-    found[:-1] = np.maximum(np.ceil(mean), np.floor(most))
+    maximum = mean + settings.deviations * (np.sqrt(mean) + 5 * few)
+    found[:-1] = np.maximum(np.ceil(mean), np.floor(maximum))
     return found
 
 
@@ -125,17 +125,17 @@ def class_costs(
     settings: PartitionOptions,
     class_sizes: NDArray[np.int64],
     num_edges: int,
-    most: NDArray[np.int64],
+    maximum: NDArray[np.int64],
 ) -> list[NDArray[np.float64]]:
     """Costs of each class for sizes 0, 1, ..., up to one above the greatest in a partition.
 
     class_sizes  int64 (classes,)   nodes
-    most         int64 (classes,)   maximum nodes of the class in a partition
+    maximum      int64 (classes,)   maximum nodes of the class in a partition
     """
     k, n = settings.num_partitions, max(1, int(class_sizes.sum()))
     alpha = settings.alpha * num_edges * math.sqrt(k) / (n * math.sqrt(n))
     found = []
-    for size, cap in zip(class_sizes.tolist(), most.tolist(), strict=True):
+    for size, cap in zip(class_sizes.tolist(), maximum.tolist(), strict=True):
         softened = 1.0
         if settings.knows_classes and settings.soften:
             softened = min(1.0, math.sqrt(size / (settings.soften * k)))

@@ -17,7 +17,7 @@ from blockstore.io.files import open_to_read, open_to_write, read_exact, write_e
 
 _THREADS, _AT_ONCE = 4, 16
 _BLOCK_BYTES = 1 << 20
-_MOST_BLOCKS = 512
+_MAX_BLOCKS = 512
 _PHASE_S = 0.2  # of writing, then of reading
 
 
@@ -62,7 +62,7 @@ def measure_disk(folder: Path) -> DiskRates:
         def put(number: int) -> None:
             write_exact(out, view, number * _BLOCK_BYTES, str(path))
 
-        written, write = _rate(pool, put, max(1, min(_MOST_BLOCKS, room)), lambda: os.fsync(out))
+        written, write = _rate(pool, put, max(1, min(_MAX_BLOCKS, room)), lambda: os.fsync(out))
         fd = open_to_read(path, direct)
         held.callback(os.close, fd)
 
@@ -76,13 +76,13 @@ def measure_disk(folder: Path) -> DiskRates:
 def _rate(
     pool: ThreadPoolExecutor,
     move: Callable[[int], None],
-    most: int,
+    maximum: int,
     end: Callable[[], None] = lambda: None,
 ) -> tuple[int, float]:
-    """Move blocks 0, 1, ... until time is up or `most` are done: (blocks, bytes a second)."""
+    """Move blocks 0, 1, ... until time is up or `maximum` are done: (blocks, bytes a second)."""
     begun, done = time.perf_counter(), 0
-    while done < most and (done == 0 or time.perf_counter() - begun < _PHASE_S):
-        numbers = range(done, min(done + _AT_ONCE, most))
+    while done < maximum and (done == 0 or time.perf_counter() - begun < _PHASE_S):
+        numbers = range(done, min(done + _AT_ONCE, maximum))
         list(pool.map(move, numbers))
         done = numbers.stop
     end()

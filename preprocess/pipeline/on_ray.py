@@ -63,9 +63,9 @@ class RayExecutor:
             int(min(node.get("CPU", 0), node.get("memory", 0) // mem_bytes)) for node in held
         )
         if not self.workers:
-            most = format_bytes(int(max((node.get("memory", 0) for node in held), default=0)))
+            maximum = format_bytes(int(max((node.get("memory", 0) for node in held), default=0)))
             raise BadInput.at(
-                f"--ray {address}", f"nodes of at most {most} of memory",
+                f"--ray {address}", f"nodes of at most {maximum} of memory",
                 f"one with a processor and {format_bytes(mem_bytes)} for a task",
                 "give less --mem, or let Ray have more",
             )  # fmt: skip

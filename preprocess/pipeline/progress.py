@@ -21,7 +21,7 @@ from preprocess.pipeline.renderings import (
 )
 from preprocess.pipeline.result import StagePlan, StageResult
 
-_LOOK_S = 0.05  # seconds between two samples of the memory
+_POLL_S = 0.05  # seconds between two samples of the memory
 
 
 class Progress:
@@ -122,7 +122,7 @@ class Progress:
 
     def _watch(self, over: Event) -> None:
         shown = time.monotonic()
-        while not over.wait(_LOOK_S):
+        while not over.wait(_POLL_S):
             self._look()
             now = time.monotonic()
             if now - shown >= self._rendering.interval_s:

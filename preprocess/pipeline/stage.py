@@ -67,14 +67,14 @@ class Stage(Generic[RunT]):
 def temporary_bytes(stages: Iterable[Stage[Any]]) -> int:
     """Peak of temporary bytes on disk.  Bucket files are kept for reuse: see `files.buckets`."""
     held: dict[str, int] = {}
-    most = spare = 0
+    maximum = spare = 0
     for stage in stages:
         spare = max(spare, stage.cost.passing)
         held.update(stage.files)
-        most = max(most, sum(held.values()) + spare)
+        maximum = max(maximum, sum(held.values()) + spare)
         for name in stage.spent:
             held.pop(name, None)
-    return most
+    return maximum
 
 
 class RunPlan(NamedTuple):

@@ -24,7 +24,7 @@ from preprocess.pipeline.renderings import Rendering
 from preprocess.pipeline.result import StageResult
 from preprocess.pipeline.work import give_back_freed
 
-_MIN_SPAN, _MOST_SPAN = 1 << 14, 1 << 24  # edges or rows of a task
+_MIN_SPAN, _MAX_SPAN = 1 << 14, 1 << 24  # edges or rows of a task
 _SPANS = 4  # tasks for each worker, if there is enough work
 
 
@@ -103,10 +103,10 @@ class TaskFolder(Closing):
                     yield waiting.pop(following)
                     following += 1
 
-    def spans(self, count: int, most: int = _MOST_SPAN) -> list[range]:
-        """Split [0, count) into ranges of at most `most`, one a task, several for each worker."""
+    def spans(self, count: int, maximum: int = _MAX_SPAN) -> list[range]:
+        """Split [0, count) into ranges of at most `maximum`, one a task, several per worker."""
         each = -(-count // (_SPANS * self._executor.workers))
-        return cut_spans(count, max(1, min(most, max(_MIN_SPAN, each))))
+        return cut_spans(count, max(1, min(maximum, max(_MIN_SPAN, each))))
 
     @property
     def workers(self) -> int:

@@ -17,7 +17,7 @@ from preprocess.pipeline.stage import Facts
 from preprocess.sources.source import EdgePieces, SourceRows
 
 _PIECE = 1 << 16  # offsets at a time
-_MOST_COLUMNS = 256  # maximum columns read side by side, each with an open file
+_MAX_COLUMNS = 256  # maximum columns read side by side, each with an open file
 _AGAIN = "write the matrix again"
 _PAIRS, _LIST = (2,), ()  # shapes of a row of ids
 
@@ -46,9 +46,9 @@ class ArrayRows:
         self._by_column = file.fortran_order and len(shape) == 2
         fits = len(shape) > 0 and 0 not in shape[1:] and file.dtype.kind in "biuf"
         if file.fortran_order:
-            fits = fits and self._by_column and shape[1] <= _MOST_COLUMNS
+            fits = fits and self._by_column and shape[1] <= _MAX_COLUMNS
         file.check(
-            fits, f"rows of numbers in C order, or at most {_MOST_COLUMNS} columns",
+            fits, f"rows of numbers in C order, or at most {_MAX_COLUMNS} columns",
             "save numpy.ascontiguousarray of it",
         )  # fmt: skip
         if num_rows not in (None, shape[0]):

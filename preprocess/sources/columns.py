@@ -307,9 +307,9 @@ class NodeIds:
                 ids = self._ids(file, dtype, row, len(keys)).astype(np.int64)
                 row += len(keys)
                 # ids ascend by first appearance: an id above all before it appears here first
-                most = np.maximum.accumulate(np.concatenate([[known - 1], ids]))
-                new = np.flatnonzero(most[1:] > most[:-1])
-                known = int(most[-1]) + 1
+                maximum = np.maximum.accumulate(np.concatenate([[known - 1], ids]))
+                new = np.flatnonzero(maximum[1:] > maximum[:-1])
+                known = int(maximum[-1]) + 1
                 yield pick(keys, new)
 
     def _mapped(self, number: int, end: int) -> tuple[int, str] | None:

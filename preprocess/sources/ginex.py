@@ -67,10 +67,10 @@ def _open(folder: Path, conf: _Conf, name: str, kinds: str, rows: int | None) ->
             f"{folder / CONF}: {name}_dtype", repr(text),
             "integers" if kinds == "iu" else "numbers", "correct it",
         )  # fmt: skip
-    most = 1 if kinds == "iu" else 2
-    fits = 1 <= len(shape) <= most and min(shape) >= 0 and 0 not in shape[1:]
+    maximum = 1 if kinds == "iu" else 2
+    fits = 1 <= len(shape) <= maximum and min(shape) >= 0 and 0 not in shape[1:]
     if not fits or (rows is not None and shape[0] != rows):
-        expected = f"{'any length' if rows is None else rows}, of {most} dimensions at most"
+        expected = f"{'any length' if rows is None else rows}, of {maximum} dimensions at most"
         raise BadInput.at(
             f"{folder / CONF}: {name}_shape", list(shape), expected,
             f"num_nodes is {conf.num_nodes}",

@@ -33,7 +33,7 @@ _Flags = list[Annotated[int, msgspec.Meta(ge=-128, le=127)]]
 _PART_BYTES = 1 << 18  # of text; its decoded values take about ten times as much
 _LAST_ENTRY = re.compile(rb'(.*),\s*(?=")', re.DOTALL)  # everything before the last key
 _LIST_START = re.compile(rb'[\s,]*"([^"]*)"\s*:\s*\[')
-_MOST_START = 1 << 10  # maximum bytes of a list's key and opening bracket
+_MAX_START = 1 << 10  # maximum bytes of a list's key and opening bracket
 
 Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
@@ -166,7 +166,7 @@ def read_lists(path: Path) -> Iterator[tuple[str, NDArray[np.int64]]]:
                     name = found[1].decode(errors="replace")
                     yield name, np.empty(0, np.int64)
                     window.drop(found.end())
-                elif len(window.text) > _MOST_START or not window.more():
+                elif len(window.text) > _MAX_START or not window.more():
                     if window.text.strip() == b"}":
                         return
                     raise window.bad(repr(window.text[:20].decode(errors="replace")), "a list")

@@ -253,15 +253,15 @@ class _Found(NamedTuple):
 
 
 class _Table:
-    """A hash table of keys, numbered by first appearance, within `most_bytes`.
+    """A hash table of keys, numbered by first appearance, within `max_bytes`.
 
     It holds all keys seen before it was full; then no more are added.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._maximum = max_bytes
         self.counts = np.zeros(1, np.int64)
-        self.is_full = _table_bytes(_FIRST_SLOTS, _FIRST_SLOTS) > most_bytes
+        self.is_full = _table_bytes(_FIRST_SLOTS, _FIRST_SLOTS) > max_bytes
         self._slots = np.zeros(_FIRST_SLOTS, np.uint32)
         self._hashes = np.empty(_room(_FIRST_SLOTS), np.uint64)
         self._starts = np.zeros(self._hashes.size + 1, np.int64)
@@ -289,9 +289,9 @@ class _Table:
             slots *= 2
         need = int(self._starts[count]) + key_bytes
         if need > held:
-            spare = self._most - _table_bytes(slots, 0)
+            spare = self._maximum - _table_bytes(slots, 0)
             held = max(need, min(2 * held, spare))
-        if _table_bytes(slots, held) > self._most or slots > 1 << 32:
+        if _table_bytes(slots, held) > self._maximum or slots > 1 << 32:
             self.is_full = True
             return
         if held > self._held.size:

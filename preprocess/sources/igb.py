@@ -165,16 +165,16 @@ def _label_array(name: str, file: StoredArray, num_papers: int, num_labelled: in
 def _label_pieces(
     file: StoredArray, num_papers: int, num_labelled: int, count: int
 ) -> Iterator[NDArray[np.int16]]:
-    out, most = np.empty(min(count, num_papers), _LABEL_DTYPE), np.iinfo(_LABEL_DTYPE).max
+    out, maximum = np.empty(min(count, num_papers), _LABEL_DTYPE), np.iinfo(_LABEL_DTYPE).max
     done = 0
     for values in file.pieces(0, num_labelled, count):
         known = ~np.isnan(values) if values.dtype.kind == "f" else np.ones(values.shape, np.bool_)
-        bad = known & ~((values >= -1) & (values <= most) & (values == np.floor(values)))
+        bad = known & ~((values >= -1) & (values <= maximum) & (values == np.floor(values)))
         if bad.any():
             at = int(np.argmax(bad))
             raise BadInput.at(
                 f"{file.where}[{done + at}]", f"label {values[at]}",
-                f"a class from 0 to {most}, or -1 or NaN for none", "is it of this graph?",
+                f"a class from 0 to {maximum}, or -1 or NaN for none", "is it of this graph?",
             )  # fmt: skip
         out[:] = -1
         np.copyto(out[: values.size], values, where=known, casting="unsafe")

@@ -20,7 +20,7 @@ from preprocess.sources.source import Source
 from preprocess.sources.sourcefiles import SourceFiles, stats_below
 from preprocess.sources.table import DglCsvSource, TableSource
 
-_MOST_SHOWN = 6  # file names in a message
+_MAX_SHOWN = 6  # file names in a message
 
 
 class Opened(NamedTuple):
@@ -110,5 +110,5 @@ def _listing(path: Path) -> str:
     names = sorted(f"{p.name}/" if p.is_dir() else p.name for p in path.iterdir())
     if not names:
         return "an empty folder"
-    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return f"a folder with {', '.join(names[:_MOST_SHOWN])}{more}"
+    more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+    return f"a folder with {', '.join(names[:_MAX_SHOWN])}{more}"

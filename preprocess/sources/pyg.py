@@ -29,7 +29,7 @@ _RENAMED = {"edge_weight": "weight", "edge_time": "time"}
 _VALUES = ("edge_weight", "edge_attr")  # names for values of adj_t: one number an edge, or more
 _FITTING = ("x", "y", "edge_attr", *_RENAMED)  # arrays that must have the right number of rows
 _SCAN_ROWS = 1 << 18  # rows scanned at a time
-_MOST_SHOWN = 8  # names
+_MAX_SHOWN = 8  # names
 
 Store = dict[str, Any]  # values of a type or of a relation, by name
 
@@ -247,7 +247,7 @@ def _homogeneous(path: Path, held: Store) -> tuple[dict[str, Store], dict[Ends, 
     """Assign arrays to nodes or edges, by name, then by their number of rows."""
     index = held.get("edge_index")
     if index is None and "adj_t" not in held:
-        listed = ", ".join(list(held)[:_MOST_SHOWN]) or "nothing"
+        listed = ", ".join(list(held)[:_MAX_SHOWN]) or "nothing"
         raise BadInput.at(path, listed, "edge_index beside it", "is it a graph of PyG?")
     num_nodes = _listed_nodes(held)
     num_edges = None

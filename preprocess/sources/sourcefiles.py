@@ -41,20 +41,21 @@ class SourceFiles:
         For a folder only the inode counts, which shows whether it was replaced.
         Raises BadInput: a file is missing, or has changed since `before`.
         """
-        self._looks = {path: (_stat(path), _pieces(path)) for path in files}
-        for path, (found, _) in self._looks.items():
+        self._poll_scheduled = {path: (_stat(path), _pieces(path)) for path in files}
+        for path, (found, _) in self._poll_scheduled.items():
             if before is not None and path in before and before[path] != found:
                 raise _changed(path, before[path], found)
 
     def digest(self) -> bytes:
         """The whole snapshot as bytes, for the signature of a resumable run."""
         return "\n".join(
-            f"{path.name} {stat} {pieces.hex()}" for path, (stat, pieces) in self._looks.items()
+            f"{path.name} {stat} {pieces.hex()}"
+            for path, (stat, pieces) in self._poll_scheduled.items()
         ).encode()
 
     def check(self) -> None:
         """Raises BadInput if a file has changed; the message says how."""
-        for path, (before, pieces) in self._looks.items():
+        for path, (before, pieces) in self._poll_scheduled.items():
             found = _stat(path)
             if found != before:
                 raise _changed(path, before, found)

@@ -18,7 +18,7 @@ from preprocess.pipeline.progress import Progress
 from preprocess.stages.csc import FILLERS, RECORD_BYTES, RawEdges, WholeColumns
 
 COLUMNS, DEGREES = "columns", "degrees"  # temporary files
-_MIN_READ, _MOST_READ = 1 << 12, 1 << 20  # edges
+_MIN_READ, _MAX_READ = 1 << 12, 1 << 20  # edges
 
 
 class ColumnFile(Closing):
@@ -95,7 +95,7 @@ def scan_columns(
     columns: ColumnFile, name: str, share: int, progress: Progress
 ) -> Generator[NDArray[Any]]:
     """Yield all sources, some at a time even if they are in memory, as a progress step `name`."""
-    step = max(_MIN_READ, min(_MOST_READ, share // 32))
+    step = max(_MIN_READ, min(_MAX_READ, share // 32))
     with progress.stage(name, columns.num_edges, "edges") as stage:
         for piece in columns.read(0, columns.num_edges, step):
             for first in range(0, piece.size, step):

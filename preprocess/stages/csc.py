@@ -43,9 +43,9 @@ _READ_EDGE_BYTES = 16  # an edge of the source, in each copy: read, converted, a
 _SORTERS = 3  # threads that sort a bucket each
 COLUMN_BYTES = 16  # memory of a column while its bucket is sorted
 BUCKET_BYTES = 32 << 20  # larger buckets are not faster to sort ...
-_MOST_BUCKETS = 512  # ... but too many buckets cause small writes
+_MAX_BUCKETS = 512  # ... but too many buckets cause small writes
 _GUIDE_BITS = 14
-_MOST_CHUNK = 1 << 19  # edges
+_MAX_CHUNK = 1 << 19  # edges
 
 
 class WholeColumns(NamedTuple):
@@ -62,7 +62,7 @@ class RawEdges(NamedTuple):
 
     arrays: Arrays
     make: Callable[[Arrays, Records], Records]  # converts a copy of `arrays`, in the given memory
-    most: int  # records that the memory given to `make` must hold
+    maximum: int  # records that the memory given to `make` must hold
 
 
 def ready(records: Records) -> RawEdges:
@@ -136,7 +136,7 @@ def source_edges(
     """
     fold = 2 if ends.undirected else 1
     each = (2 + FILLERS) * _READ_EDGE_BYTES + FILLERS * fold * RECORD_BYTES
-    chunk = max(1, min(_MOST_CHUNK, share // each))
+    chunk = max(1, min(_MAX_CHUNK, share // each))
     no_ids = np.empty(0, np.int64)
     span = range(relation.num_edges) if span is None else span
     done = span.start
@@ -239,8 +239,8 @@ def cut_buckets(
     longest = int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES
     assert longest <= room
     total = int(counts.sum(dtype=np.int64)) * widths.sort_bytes
-    most = max(longest, min(room // at_once, max(usual_bytes, total // _MOST_BUCKETS)))
-    return cut_ranges(counts, widths.sort_bytes, COLUMN_BYTES, most)
+    maximum = max(longest, min(room // at_once, max(usual_bytes, total // _MAX_BUCKETS)))
+    return cut_ranges(counts, widths.sort_bytes, COLUMN_BYTES, maximum)
 
 
 def fill_buckets(
@@ -284,15 +284,15 @@ class _Filler:
         arrays   a copy of those of `raw`
         """
         has_ids = self._widths.edge is not None
-        if self._records.dst.size < raw.most:
-            sizes = (raw.most, raw.most, raw.most * has_ids)
+        if self._records.dst.size < raw.maximum:
+            sizes = (raw.maximum, raw.maximum, raw.maximum * has_ids)
             self._records = Records(*(np.empty(n, np.int64) for n in sizes))
         records = raw.make(arrays, self._records)
         count = records.dst.size
         if self._bucket.size < count:
-            most = max(count, raw.most)
-            self._bucket, self._keys = np.empty(most, np.uint32), np.empty(most, np.uint64)
-            self._ids = np.empty(most * has_ids, self._ids.dtype)
+            maximum = max(count, raw.maximum)
+            self._bucket, self._keys = np.empty(maximum, np.uint32), np.empty(maximum, np.uint64)
+            self._ids = np.empty(maximum * has_ids, self._ids.dtype)
         group_edges(
             records, count, cuts, self._widths.node_bits, self._bucket, self.starts, self._keys,
             self._ids,

@@ -4,7 +4,7 @@ Partitioning balances classes: one for each label of training nodes, and one for
 Training nodes without a label have a class of their own.  A node with several labels belongs to the
 one that is rarest among training nodes, of equals the first column: the rarest label is the hardest
 to spread evenly.  Labels that are not classes (floats that are not whole numbers, or more than
-MOST_CLASSES values) form a single class.
+MAX_CLASSES values) form a single class.
 """
 
 import math
@@ -25,8 +25,8 @@ _EXACT = 2.0**53  # float64 represents every whole number up to here exactly
 _STEP = 1 << 16  # nodes, a multiple of 8
 _PURPOSE = 0x5370_6C69  # part of the random key that no other draw uses
 _SPLIT_IDS = 1 << 16  # read at a time
-MOST_CLASSES = 4096  # of a type
-_MOST_OF_ALL = (1 << 16) - 2  # with the class of other nodes, classes of all types fit in uint16
+MAX_CLASSES = 4096  # of a type
+_MAX_OF_ALL = (1 << 16) - 2  # with the class of other nodes, classes of all types fit in uint16
 
 Pieces = Callable[[], Iterator[NDArray[Any]]]
 
@@ -175,7 +175,7 @@ def read_classes(parts: list[TrainingNodes], num_nodes: int) -> NodeClasses:
 def _number(part: TrainingNodes, of_node: NDArray[np.uint16], before: int) -> int:
     """Give the nodes marked 1 in a type numbers from before + 1 on; returns how many are used."""
     found = None if part.labels is None else _values(part.labels, of_node, part.first)
-    if found is None or part.labels is None or before + found.size > _MOST_OF_ALL:
+    if found is None or part.labels is None or before + found.size > _MAX_OF_ALL:
         for ids in part.ids():
             of_node[part.first + ids.astype(np.int64)] = before + 1
         return 1
@@ -224,11 +224,11 @@ def _values(labels: Pieces, of_node: NDArray[np.uint16], first: int) -> NDArray[
             return None
         else:
             values = np.union1d(values, rows)
-        if values.size > MOST_CLASSES:
+        if values.size > MAX_CLASSES:
             return None
     if positive is None:
         return values
-    return None if positive.size > MOST_CLASSES else np.argsort(positive, kind="stable")
+    return None if positive.size > MAX_CLASSES else np.argsort(positive, kind="stable")
 
 
 def _flat(rows: NDArray[Any]) -> NDArray[Any]:

@@ -35,7 +35,7 @@ from preprocess.stages.columns import ColumnFile
 
 MAX_LEVELS = 4096
 _GAP_EDGES = (64 << 10) // 4  # edges that a scan reads in the time that one more read costs
-_MOST_STEP = 1 << 20  # edges read at a time
+_MAX_STEP = 1 << 20  # edges read at a time
 _PURPOSE = 0x4F72_6465  # part of the random key that no other draw uses
 _FEW = 32  # a level of at most 1/32 of the nodes is ordered by sorting, and may be read in runs
 
@@ -106,7 +106,7 @@ def breadth_first(columns: ColumnFile, share: int, progress: Progress) -> NDArra
     roots = by_degree(columns.degrees, 1)
     rank = np.full(num_nodes, UNSET, np.uint32)
     order = np.empty(num_nodes, np.uint32)
-    step = max(1, min(_MOST_STEP, share // 32))
+    step = max(1, min(_MAX_STEP, share // 32))
     at, wanted, low, high = 0, 1, 0, 0  # the frontier is order[low:high]
     with progress.stage("breadth-first order", num_nodes, "nodes") as stage:
         for _ in range(MAX_LEVELS):

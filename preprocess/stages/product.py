@@ -21,7 +21,7 @@ from preprocess.pipeline.renderings import PassProgress
 
 _LINE_BYTES, _SCAN_BYTES = 64, 4 << 20
 _TURNS = 8  # minimum work items for each thread in a product, as some columns take longer
-_MOST_PARTS = 64  # maximum parts into which the columns of a block are divided
+_MAX_PARTS = 64  # maximum parts into which the columns of a block are divided
 
 
 def count_degrees(
@@ -150,7 +150,7 @@ class RelationProduct:
         count = max(1, self._scan_bytes // self._block_bytes)
         if self._blocks is not None:
             count = max(1, min(count, total // (_TURNS * self._threads)))
-            parts = max(1, min(_TURNS * self._threads // max(1, total), _MOST_PARTS))
+            parts = max(1, min(_TURNS * self._threads // max(1, total), _MAX_PARTS))
         for first in range(0, total, count):
             for part in range(parts):
                 yield first, min(first + count, total), part, parts

@@ -27,7 +27,7 @@ from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import QuantizationError
 from preprocess.sources.source import Source, SourceRows
 
-_MOST_CHUNK_BYTES = 8 << 20
+_MAX_CHUNK_BYTES = 8 << 20
 # magnitudes from here on round to infinity: half a step above the largest finite number
 _INFINITE = {
     "float16": 65520.0,
@@ -46,12 +46,12 @@ def scatter_bytes(num_rows: int, row_bytes: int, place: int, share: int) -> int:
 
 def chunk_rows(row_bytes: int, share: int) -> int:
     """Number of rows to read at a time, such that the copies of a chunk fit."""
-    return max(1, min(_MOST_CHUNK_BYTES, share // 16) // max(1, row_bytes))
+    return max(1, min(_MAX_CHUNK_BYTES, share // 16) // max(1, row_bytes))
 
 
 def dense_bytes(share: int) -> int:
     """Bytes available for rows that are put in order in memory, beside the chunks being read."""
-    return share - _CHUNKS * min(_MOST_CHUNK_BYTES, share // 16)
+    return share - _CHUNKS * min(_MAX_CHUNK_BYTES, share // 16)
 
 
 def source_chunk(rows: SourceRows, share: int) -> int:
@@ -97,15 +97,15 @@ def checked_features(
     for piece in source.rows(rows, source_chunk(rows, share), span):
         if piece.dtype.kind == "f" or dtype == "float16":
             # both are NaN if the piece has one; this allocates nothing
-            minimum, most = piece.min(initial=0), piece.max(initial=0)
-            if not allow_nan and (np.isnan(minimum) or np.isnan(most)):
+            minimum, maximum = piece.min(initial=0), piece.max(initial=0)
+            if not allow_nan and (np.isnan(minimum) or np.isnan(maximum)):
                 bad = np.argwhere(np.isnan(piece))[0][0]
                 raise BadInput.at(
                     f"{rows.where}[{done + bad}]", "NaN", "numbers",
                     "--allow-nan takes them as they are",
                 )  # fmt: skip
             if piece.dtype != np.float32 or dtype != "float32":
-                _check_overflow(piece, (minimum, most), dtype, rows.where, done)
+                _check_overflow(piece, (minimum, maximum), dtype, rows.where, done)
         yield convert(piece, dtype)
         done += piece.shape[0]
 
@@ -279,13 +279,13 @@ def find_scale(
     source: Source, rows: SourceRows, share: int, progress: Progress
 ) -> NDArray[np.float32]:
     """max|x| / 127 of each column, float32 (columns,).  Raises BadInput: NaN or infinity."""
-    most = np.zeros(int(np.prod(rows.row_shape, dtype=np.int64)), np.float32)
+    maximum = np.zeros(int(np.prod(rows.row_shape, dtype=np.int64)), np.float32)
     done = 0
     with progress.stage(f"scale of {rows.name}", rows.num_rows * rows.row_bytes, "B") as stage:
         for piece in source.rows(rows, source_chunk(rows, share) // 2 + 1):
             values = _as_floats(piece)
-            np.maximum(most, np.maximum(values.max(0), -values.min(0)), out=most)
-            if not np.isfinite(most).all():
+            np.maximum(maximum, np.maximum(values.max(0), -values.min(0)), out=maximum)
+            if not np.isfinite(maximum).all():
                 bad, column = np.argwhere(~np.isfinite(values))[0].tolist()
                 found = piece.reshape(values.shape)[bad, column]
                 remedy = "--dtype float16 or float32 holds it"
@@ -297,7 +297,7 @@ def find_scale(
                 )  # fmt: skip
             done += piece.shape[0]
             stage.advance(piece.nbytes)
-    return most / np.float32(127)
+    return maximum / np.float32(127)
 
 
 class Quantizer:

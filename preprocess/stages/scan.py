@@ -15,7 +15,7 @@ from preprocess.sources.source import Source, SourceRelation, SourceRows
 
 _READ_BYTES = 16  # the two ends of an edge as they are read
 COUNTERS = 3  # threads; each has counts of its own, if half of the share holds them
-_MOST_CHUNK = 1 << 19  # edges
+_MAX_CHUNK = 1 << 19  # edges
 _SPLIT_IDS = 1 << 16
 
 
@@ -39,7 +39,7 @@ def count_edges(
     counts = np.zeros(source.num_nodes[relation.dst], np.uint32)
     more = min(counters - 1, share // 2 // max(1, counts.nbytes))
     parts = [counts, *(np.zeros_like(counts) for _ in range(more))]
-    chunk = max(1, min(_MOST_CHUNK, share // 4 // (_READ_BYTES * (2 + len(parts)))))
+    chunk = max(1, min(_MAX_CHUNK, share // 4 // (_READ_BYTES * (2 + len(parts)))))
     done, total = 0, relation.num_edges if span is None else len(span)
 
     def read() -> Iterator[tuple[Arrays]]:
@@ -102,14 +102,14 @@ def check_edge_splits(
     source: Source, relation: SourceRelation, left_out: Collection[str] = ()
 ) -> None:
     """Check that every row is a valid edge position or pair of node ids.  Raises BadInput."""
-    most = np.array([source.num_nodes[relation.src], source.num_nodes[relation.dst]])
+    maximum = np.array([source.num_nodes[relation.src], source.num_nodes[relation.dst]])
     for split in [s for s in source.edge_splits(relation) if s.name not in left_out]:
         if split.row_shape not in ((), (2,)) or split.dtype.kind not in "iu":
             raise BadInput.at(
                 split.where, f"{split.dtype} of shape {split.row_shape}",
                 "positions of edges, or pairs of node ids", "correct the split",
             )  # fmt: skip
-        limits = most if split.row_shape else np.array([relation.num_edges])
+        limits = maximum if split.row_shape else np.array([relation.num_edges])
         done = 0
         for rows in source.rows(split, _SPLIT_IDS):
             ids = rows.reshape(rows.shape[0], -1)

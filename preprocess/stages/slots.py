@@ -54,8 +54,8 @@ class SlotCopies:
         # a bucket holds the edges of a range of slots, which are sorted together
         counts = degrees.astype(np.uint32)
         longest = int(counts.max(initial=0)) * 4 * words + SLOT_BYTES
-        most = max(longest, self._share // 8)
-        bounds, sizes = cut_ranges(counts, 4 * words, SLOT_BYTES, most)
+        maximum = max(longest, self._share // 8)
+        bounds, sizes = cut_ranges(counts, 4 * words, SLOT_BYTES, maximum)
         total = int(degrees.sum())
         in_memory = not passing_bytes(total, 4 * words, self._share)
         name = f"{relation.path}: columns of slots"
@@ -89,7 +89,7 @@ class SlotCopies:
 
         The beginning of a column that continues in the next piece is held back until it is whole.
         """
-        most = chunk_rows(4 * words, self._share)
+        maximum = chunk_rows(4 * words, self._share)
         held: list[NDArray[np.uint32]] = []
         for first, skipped, here, edges, low, high in self._pieces(relation, True):
             if held and not skipped:
@@ -108,7 +108,7 @@ class SlotCopies:
             ends = np.cumsum(here[columns])
             at, done = low, 0
             while at < high:
-                cut = low + int(np.searchsorted(ends, done + most, "right"))
+                cut = low + int(np.searchsorted(ends, done + maximum, "right"))
                 cut = min(max(cut, at + 1), high)
                 size = int(ends[cut - low - 1]) - done
                 chosen = columns[at - low : cut - low]
@@ -162,12 +162,12 @@ class SlotCopies:
     def _placed_rows(
         self, array: RowArray, first: int
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        most = chunk_rows(array.row_bytes, self._share)
+        maximum = chunk_rows(array.row_bytes, self._share)
         for row, rows in scan_rows(self._store, array, self._scan_bytes):
             ends = np.array([row, row + rows.shape[0]]) + first
             low, high = np.searchsorted(self._nodes, ends).tolist()
-            for at in range(low, high, most):
-                some = slice(at, min(at + most, high))
+            for at in range(low, high, maximum):
+                some = slice(at, min(at + maximum, high))
                 yield rows[self._nodes[some] - int(ends[0])], self._places(some)
 
     def _places(self, some: slice) -> NDArray[Any]:

@@ -37,7 +37,7 @@ from preprocess.stages.csc import (
 from preprocess.stages.rows import checked_features, chunk_rows, fill_row_buckets, with_ranks
 
 _MIN_BUCKET = 1 << 16  # bytes; sorting less is not worth starting a task
-_MOST_ROW_BUCKET, _MOST_ROW_SPAN = 64 << 20, 1 << 29  # bytes
+_MAX_ROW_BUCKET, _MAX_ROW_SPAN = 64 << 20, 1 << 29  # bytes
 
 
 class EdgeReader(NamedTuple):
@@ -127,9 +127,9 @@ class FillTask(NamedTuple):
 
     def run(self, progress: Progress) -> KeptBuckets:
         records = self.reader.read(self.share // 4, progress, self.span)
-        most = np.minimum(self.sizes, self.reader.fold * len(self.span))
+        maximum = np.minimum(self.sizes, self.reader.fold * len(self.span))
         room, parts = self.share // 8, self.widths.parts
-        with Buckets(own_name(self.out), most, parts, False, room, sparse=True) as buckets:
+        with Buckets(own_name(self.out), maximum, parts, False, room, sparse=True) as buckets:
             fill_buckets(records, self.bounds, self.widths, buckets, fillers=1)
             return buckets.keep(self.out)
 
@@ -317,13 +317,13 @@ def spread_rows(
     """
     array = of.array
     per_block = row_geometry(array, writer.block_bytes).rows_per_block
-    blocks = min(_MOST_ROW_BUCKET, share // 4) // (per_block * array.row_bytes)
+    blocks = min(_MAX_ROW_BUCKET, share // 4) // (per_block * array.row_bytes)
     per_bucket = (
         max(1, min(blocks, -(-array.num_rows // (4 * folder.workers * per_block)))) * per_block
     )
     fills = [
         FillRowsTask(of, span, per_bucket, share, folder.path / f"rows-{span.start}")
-        for span in folder.spans(array.num_rows, _MOST_ROW_SPAN // array.row_bytes)
+        for span in folder.spans(array.num_rows, _MAX_ROW_SPAN // array.row_bytes)
     ]
     row_bytes = array.row_bytes
     bytes_of = [len(task.span) * row_bytes for task in fills]

@@ -250,10 +250,10 @@ def top_nodes(
     return np.split(out, ends[:-1])
 
 
-def chances(num_groups: int, drawn: int, most: int) -> NDArray[np.float64]:
+def chances(num_groups: int, drawn: int, maximum: int) -> NDArray[np.float64]:
     """P(at least one of m given groups is among `drawn` of `num_groups`): float64 (most + 1,)."""
-    none = np.ones(most + 1)
-    for m in range(most):
+    none = np.ones(maximum + 1)
+    for m in range(maximum):
         left = max(0, num_groups - drawn - m)
         none[m + 1] = none[m] * left / (num_groups - m) if num_groups > m else 0.0
     return 1 - none
@@ -286,9 +286,9 @@ def measure_kept(
     is_hub[hubs] = 1
     times = np.bincount(halo.astype(np.int64), minlength=marks.size).astype(np.uint32)
     times += np.uint32(1)
-    most = int(times.max(initial=1))
+    maximum = int(times.max(initial=1))
     drawn = [max(1, num_parts // share) for share in SHARES]
-    others = np.stack([chances(num_parts - 1, count - 1, most) for count in drawn])
+    others = np.stack([chances(num_parts - 1, count - 1, maximum) for count in drawn])
     state, totals = np.array([-1, -1, 0, 0, 0], np.int64), np.zeros((len(SHARES), 3, 2))
     sums = Sums(state, np.zeros((len(SHARES), 3)), totals)
     num_edges = sum(r.num_edges for r in store.manifest.relations)
@@ -302,7 +302,7 @@ def measure_kept(
                     add_kept(head[0], degrees, sources, loaded, types[relation.dst], others, sums)
                     stage.advance(sources.size)
             end_column(sums)
-    shares = [_loaded(times, is_hub, num_parts, count, most) for count in drawn]
+    shares = [_loaded(times, is_hub, num_parts, count, maximum) for count in drawn]
     held = (marks.size + halo.size) / num_parts
     return tuple(
         Kept(
@@ -317,11 +317,11 @@ def measure_kept(
 
 
 def _loaded(
-    times: NDArray[np.uint32], is_hub: NDArray[np.uint8], num_parts: int, drawn: int, most: int
+    times: NDArray[np.uint32], is_hub: NDArray[np.uint8], num_parts: int, drawn: int, maximum: int
 ) -> tuple[float, float, float]:
     """Share of nodes that are loaded: with partitions alone, with hubs, with hubs and halos."""
-    chance, size = chances(num_parts, drawn, most), max(1, times.size)
-    counts: NDArray[Any] = np.bincount(times[is_hub == 0], minlength=most + 1)
+    chance, size = chances(num_parts, drawn, maximum), max(1, times.size)
+    counts: NDArray[Any] = np.bincount(times[is_hub == 0], minlength=maximum + 1)
     num_hubs = int(is_hub.sum(dtype=np.int64))
     hubs = (num_hubs + (times.size - num_hubs) * float(chance[1])) / size
     halos = (num_hubs + float(counts @ chance)) / size

@@ -84,9 +84,9 @@ def test_rows_of_pieces_are_those_that_one_finds_byte_by_byte(seed: int):
     some = np.flatnonzero(rng.random(case.num_rows) < 0.5)
     for every, rows in ((True, some[:0]), (False, some), (False, some.astype(np.uint32))):
         count = list_rows(case.pieces, case.layout, case.num_rows, every, rows, out)
-        least, among = (1, there) if every else (case.layout.row_bytes, some.tolist())
+        minimum, among = (1, there) if every else (case.layout.row_bytes, some.tolist())
         # a row that two pieces have half of each is not asked for by either
-        whole = [r for r in among if there[r] >= least and (every or _in_one(case, r))]
+        whole = [r for r in among if there[r] >= minimum and (every or _in_one(case, r))]
         assert out[:count].tolist() == whole
 
 
@@ -154,11 +154,11 @@ def _begins(case: _Case, piece: list[int]) -> bool:
 class Others:
     """The other servers: rows of the whole store, which are counted."""
 
-    def __init__(self, store: Store, owner: np.ndarray, most: int = 7) -> None:
+    def __init__(self, store: Store, owner: np.ndarray, maximum: int = 7) -> None:
         self._rows = {
             a.path: read_rows(store, a) for a in store.manifest.types[0].features.values()
         }
-        self._owner, self._most, self._threads = owner, most, ReadThreads(1)
+        self._owner, self._maximum, self._threads = owner, maximum, ReadThreads(1)
         self.asked: list[int] = []
         self.flip = False
 
@@ -168,11 +168,11 @@ class Others:
     def num_rows(self, path: str) -> int:
         return len(self._rows[path])
 
-    def most_rows(self, path: str) -> int:
-        return self._most
+    def max_rows(self, path: str) -> int:
+        return self._maximum
 
     def ask(self, server: int, path: str, rows: np.ndarray, take: Take) -> None:
-        assert 0 < rows.size <= self._most
+        assert 0 < rows.size <= self._maximum
         assert (np.diff(rows) > 0).all()
         assert server != 0
         self.asked += rows.tolist()

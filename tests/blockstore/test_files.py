@@ -28,8 +28,10 @@ def test_a_read_goes_on_where_the_kernel_stopped(data_file, sizes, offset, count
     short, real = iter(counts), os.preadv
 
     def preadv(fd, buffers, at):
-        most = next(short, 1 << 20)
-        room = [memoryview(b)[:most] for b in buffers[:1]] if most < len(buffers[0]) else buffers
+        maximum = next(short, 1 << 20)
+        room = (
+            [memoryview(b)[:maximum] for b in buffers[:1]] if maximum < len(buffers[0]) else buffers
+        )
         return real(fd, room, at)
 
     buffers = [memoryview(bytearray(size)) for size in sizes]

@@ -139,4 +139,4 @@ def test_sections_begin_at_multiples_of_eight():
 @pytest.mark.parametrize(("nodes", "bits"), [(0, 1), (1, 1), (2, 1), (3, 2), (256, 8), (257, 9)])
 def test_a_source_has_the_bits_that_numbers_of_its_type_need(nodes, bits):
     assert id_bits(nodes) == bits
-    assert id_bits(1 << fmt.MOST_ID_BITS) == fmt.MOST_ID_BITS
+    assert id_bits(1 << fmt.MAX_ID_BITS) == fmt.MAX_ID_BITS

@@ -299,8 +299,8 @@ class FakeDaemon:
     def _fill(self, run: _Run) -> bool:
         """Push as much as the window allows; False where the daemon is to go away."""
         in_flight = {step for step, _ in run.slots}
-        most = self.plan.lent or self.plan.window
-        while run.next_step < self.plan.num_steps and len(in_flight) < most:
+        maximum = self.plan.lent or self.plan.window
+        while run.next_step < self.plan.num_steps and len(in_flight) < maximum:
             step = run.next_step
             if step == self.plan.die_at:
                 return False

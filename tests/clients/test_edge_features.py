@@ -76,10 +76,10 @@ CASES = {
 }
 
 
-def batches_of(make, endpoint: str, plan: str, most: int | None = None, **options) -> list:
+def batches_of(make, endpoint: str, plan: str, maximum: int | None = None, **options) -> list:
     """An epoch, or the first batches of one."""
     data = make(endpoint, batch_size=20, plan=plan, seed=3, **options)
-    found = list(islice(data, most))
+    found = list(islice(data, maximum))
     data.close()
     return found
 

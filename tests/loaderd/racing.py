@@ -25,9 +25,9 @@ from loaderd.api.protocol import (
     Start,
 )
 from loaderd.memory.ledger import (
-    LEAST_SESSION,
+    MIN_SESSION,
     EngineSettings,
-    graph_least,
+    graph_min,
     mem_of,
     table_entries,
 )
@@ -150,9 +150,9 @@ class Serving:
         tables = [sum(e.num_bytes for e in table_entries(s.manifest)) for s in everything]
         reserve = 3 * max(tables)
         settings = EngineSettings(0, WORKERS, READERS)
-        least = sum(graph_least(m, settings) + LEAST_SESSION for m in manifests)
+        minimum = sum(graph_min(m, settings) + MIN_SESSION for m in manifests)
         fixed = reserve + sum(e.num_bytes for m in manifests for e in table_entries(m))
-        mem = mem_of(fixed + (least + more_slots) * SLOT)
+        mem = mem_of(fixed + (minimum + more_slots) * SLOT)
         self.bench = bench
         self.paths = [store.path for store in stores]
         self.inbox: Any = concurrency.SimpleQueue()

@@ -157,7 +157,7 @@ def test_what_frees_the_memory_outlives_the_signals_of_its_daemons_group(store, 
 def test_a_refusal_waits_while_memory_comes_back(monkeypatch):
     rooms = [8 << 20, 24 << 20, 48 << 20]
     monkeypatch.setattr(arena_module, "available_memory", lambda: (rooms.pop(0), "a test"))
-    monkeypatch.setattr(arena_module, "_LOOK_S", 0.0)
+    monkeypatch.setattr(arena_module, "_POLL_S", 0.0)
     with Arena(32, 1 << 20) as arena:
         assert arena.num_slots == 32
     assert rooms == []

@@ -78,8 +78,8 @@ def sort_all(num_nodes, edges, options, share, work, rank=None):
         counts = moved
     edge = "uint32" if options.edge_ids else None
     widths = Widths.of(options.node_dtype(num_nodes), num_nodes, edge, len(edges))
-    least = int(counts.max()) * widths.sort_bytes + COLUMN_BYTES
-    share = max(share, 4 * (least // 3 + 1))
+    minimum = int(counts.max()) * widths.sort_bytes + COLUMN_BYTES
+    share = max(share, 4 * (minimum // 3 + 1))
     ranks = NO_RANKS if rank is None else rank
     ends = Ends(options.undirected, options.self_loops == "keep", ranks, ranks)
     records = source_edges(source, relation, ends, bool(edge), share // 4, QUIET)
@@ -124,17 +124,17 @@ def test_small_memory_makes_many_buckets(tmp_path: Path):
 
 @given(
     counts=st.lists(st.integers(0, 9), min_size=1, max_size=40),
-    most=st.integers(9 * 7 + 3, 200),
+    maximum=st.integers(9 * 7 + 3, 200),
 )
-def test_ranges_are_as_long_as_they_can_be(counts, most):
+def test_ranges_are_as_long_as_they_can_be(counts, maximum):
     counts = np.array(counts, np.uint32)
-    bounds, sizes = cut_ranges(counts, 7, 3, most)
+    bounds, sizes = cut_ranges(counts, 7, 3, maximum)
     assert bounds[0] == 0
     assert bounds[-1] == counts.size
     taken = [7 * int(counts[a:b].sum()) + 3 * (b - a) for a, b in pairwise(bounds.tolist())]
-    assert max(taken) <= most
+    assert max(taken) <= maximum
     for i in range(sizes.size - 1):
-        assert taken[i] + 7 * counts[bounds[i + 1]] + 3 > most
+        assert taken[i] + 7 * counts[bounds[i + 1]] + 3 > maximum
     assert sizes.tolist() == [int(counts[a:b].sum()) for a, b in pairwise(bounds.tolist())]
 
 

@@ -25,7 +25,7 @@ from tests.preprocess.naive import Graph
 from tests.preprocess.partitions import ingest_parts
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_csc import POLICIES
-from tests.preprocess.test_stores import least
+from tests.preprocess.test_stores import minimum
 
 ARRAYS = ("weight", "time", "attr", "kind")
 ORDERS = st.sampled_from(["bfs", "degree", "random", "source"])
@@ -203,7 +203,7 @@ def tight(monkeypatch: pytest.MonkeyPatch):
 def test_memory_does_not_show(tmp_path: Path, order: str, undirected: bool):
     source = citations()
     options = IngestOptions(block_bytes=4096, order=order, undirected=undirected, seed=3)
-    smallest = least(source, tmp_path / "least", options)
+    smallest = minimum(source, tmp_path / "least", options)
     assert smallest <= 3 << 20
     fingerprints = {open_store(tmp_path / "least").manifest.fingerprint}
     roomy = replace(options, mem_bytes=1 << 30)

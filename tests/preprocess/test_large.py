@@ -176,7 +176,7 @@ def test_edges_of_a_source_have_ids_beyond_two_to_the_32():
     source = Late(9, [])
     relation = SourceRelation("node", "to", "node", BEYOND, "edges")
     *_, last = source_edges(source, relation, Ends(undirected=True), True, 1 << 20, QUIET)
-    out = Records(*(np.empty(last.most, np.int64) for _ in range(3)))
+    out = Records(*(np.empty(last.maximum, np.int64) for _ in range(3)))
     found = last.make(last.arrays, out).edge_ids.tolist()
     assert found == [
         BEYOND - 2,

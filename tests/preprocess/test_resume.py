@@ -28,7 +28,7 @@ from tests.preprocess.kills import run_and_kill
 from tests.preprocess.naive import ArraySource, Graph
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_hetero import citations
-from tests.preprocess.test_stores import least, rows_for
+from tests.preprocess.test_stores import minimum, rows_for
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 OPTIONS = IngestOptions(block_bytes=4096, edge_ids=True, undirected=True, split=(0.5, 0.3, 0.2))
@@ -59,7 +59,7 @@ def papers() -> Graph:
 def test_kills_at_any_moment_change_nothing(tmp_path: Path):
     """Each kill is of the run that goes on; after its end another begins."""
     target, kills, resumed = tmp_path / "store", 0, 0
-    smallest = least(papers(), tmp_path / "whole", OPTIONS)
+    smallest = minimum(papers(), tmp_path / "whole", OPTIONS)
     begun = time.monotonic()
     shutil.rmtree(tmp_path / "whole")
     ingest(papers(), tmp_path / "whole", replace(OPTIONS, mem_bytes=smallest), QUIET)

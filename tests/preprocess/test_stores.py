@@ -85,7 +85,7 @@ def tight(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(export_module, "_FIXED_BYTES", 0)
 
 
-def least(source: ArraySource, path: Path, options: IngestOptions) -> int:
+def minimum(source: ArraySource, path: Path, options: IngestOptions) -> int:
     """The least memory that an ingest names, asked until it has no more to say."""
     mem = 1
     while True:
@@ -109,7 +109,7 @@ def test_memory_does_not_show(tmp_path: Path, edge_ids: bool, undirected: bool, 
     pairs = (5000 * rng.random((150_000, 2)) ** 2).astype(np.int64)
     options = IngestOptions(block_bytes=4096, edge_ids=edge_ids, undirected=undirected, order=order)
     source = ArraySource(5000, pairs, rows_for(5000, 2) | {"x": rng.random((5000, 99))})
-    smallest = least(source, tmp_path / "least", options)
+    smallest = minimum(source, tmp_path / "least", options)
     assert smallest <= 2 << 20
     fingerprints = {open_store(tmp_path / "least").manifest.fingerprint}
     options = replace(options, mem_bytes=1 << 30)

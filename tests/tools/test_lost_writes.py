@@ -8,7 +8,7 @@ from preprocess.pipeline.work import WorkFolder
 from tools.lost_writes import Command, commands, lose, write_source
 
 LONG = ("ingest --hops", "hops", "repartition")
-MOST_POINTS = 600  # until the first that is wrong, of which one in 10 to 40 was
+MAX_POINTS = 600  # until the first that is wrong, of which one in 10 to 40 was
 POINTS = {"ingest": 6, "ingest --hops": 3, "derive": 6, "hops": 4, "repartition": 3}
 MORE = 24  # of those that are not long otherwise
 
@@ -42,4 +42,4 @@ def test_a_journal_that_is_written_before_what_it_names_is_found(tmp_path: Path,
     """The order of fsync and rename is what these tests hold."""
     monkeypatch.setattr(WorkFolder, "_save", lambda self, journal, *_: self._write(journal))
     with pytest.raises(SystemExit, match=r"ingest: point [0-9]+, entry [0-9]+ of "):
-        lose(command(tmp_path, "ingest"), tmp_path / "run", MOST_POINTS, 0)
+        lose(command(tmp_path, "ingest"), tmp_path / "run", MAX_POINTS, 0)

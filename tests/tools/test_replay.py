@@ -39,7 +39,7 @@ def blocks_read(hops, room, policy, num_ids=IDS):
     return replay_blocks(arrays(hops), num_ids, room, policy)
 
 
-def least(groups, room, held=frozenset(), together=True):
+def minimum(groups, room, held=frozenset(), together=True):
     """Reads, whatever is kept; `together`: a group's ids are all held at once, and stay."""
     if not groups:
         return 0
@@ -48,7 +48,7 @@ def least(groups, room, held=frozenset(), together=True):
     others = sorted((held | need) - must)
     spare = min(len(others), room - len(must))
     kept = [must | frozenset(some) for some in combinations(others, spare)]
-    return len(need - held) + min(least(groups[1:], room, k, together) for k in kept)
+    return len(need - held) + min(minimum(groups[1:], room, k, together) for k in kept)
 
 
 def naive_rows(groups, room, policy, look):
@@ -81,13 +81,13 @@ def naive_rows(groups, room, policy, look):
 @given(groups_of, st.integers(3, 6))
 @some
 def test_optimal_rows_are_what_brute_force_finds(groups, room):
-    assert rows_read(groups, room, "optimal") == least(groups, room)
+    assert rows_read(groups, room, "optimal") == minimum(groups, room)
 
 
 @given(groups_of, st.integers(1, 5))
 @some
 def test_optimal_blocks_are_what_brute_force_finds(hops, room):
-    assert blocks_read(hops, room, "optimal") == least(hops, room, together=False)
+    assert blocks_read(hops, room, "optimal") == minimum(hops, room, together=False)
 
 
 @given(many_groups_of, st.integers(9, 20), st.integers(1, 4))

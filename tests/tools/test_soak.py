@@ -99,7 +99,7 @@ def test_another_epoch_0_is_an_error(work, monkeypatch):
 
 def test_a_part_of_an_epoch_is_read(work):
     counts = Counter()
-    assert read_epoch(Batches(range(9)), "rows", counts, most=4) == ["0", "1", "2", "3"]
+    assert read_epoch(Batches(range(9)), "rows", counts, maximum=4) == ["0", "1", "2", "3"]
     assert counts == {"rows batches": 4, "epochs": 1}
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from blockstore.units import parse_bytes
 from clients.torch import NeighborDataset
-from tools.bench.epochs import MOST, ServedEpochs
+from tools.bench.epochs import ALL_STEPS, ServedEpochs
 from tools.bench.figure import Chart, Series, draw
 from tools.bench.harness import BenchOptions, BenchPlan, Side
 from tools.bench.resources import bytes_read, cpu_seconds, descendants
@@ -83,7 +83,7 @@ def budgets(given: BudgetOptions) -> Iterator[BenchPlan]:
         serve = ("--workers", "2", "--session-share", "1")
 
         def side(name: str, mem: str, steps: int, own: Mapping[str, Any]) -> Side:
-            served = ServedEpochs(store, mem, {**options, **own}, serve, steps=steps or MOST)  # noqa: B023
+            served = ServedEpochs(store, mem, {**options, **own}, serve, steps=steps or ALL_STEPS)  # noqa: B023
             limit = str(parse_bytes(mem) + _CLIENT_BYTES)
             return Side(name, run_cold, (served,), {"mem": mem, **own}, limit)
 

@@ -14,7 +14,7 @@ from blockstore.format import PAGE_BYTES, BlockGeometry
 from blockstore.io.arena import Arena
 from blockstore.io.buffers import aligned_buffer, byte_view
 from blockstore.io.reader import BlockReader, make_transit
-from blockstore.io.ring import MOST_PIECES, QueueOwner
+from blockstore.io.ring import MAX_PIECES, QueueOwner
 from blockstore.kernels.crc import page_crcs
 from blockstore.kernels.reads import read_pieces
 from blockstore.store import BlockedFile
@@ -127,13 +127,13 @@ def read_bare_pages(file: BlockedFile, count: int, readers: int) -> dict[str, fl
     """Reads/s with the same numbers of threads and reads in flight, and nothing verified."""
     pieces = np.zeros((count, 4), np.int64)
     pieces[:, :3] = _pages_at_random(file, count)
-    pieces[:, 3] = np.arange(count) % MOST_PIECES * PAGE_BYTES
+    pieces[:, 3] = np.arange(count) % MAX_PIECES * PAGE_BYTES
 
     def read(own: NDArray[np.int64]) -> None:
-        memory = aligned_buffer(MOST_PIECES * PAGE_BYTES)
+        memory = aligned_buffer(MAX_PIECES * PAGE_BYTES)
         with QueueOwner() as owner:
-            for i in range(0, len(own), MOST_PIECES):
-                part = own[i : i + MOST_PIECES]
+            for i in range(0, len(own), MAX_PIECES):
+                part = own[i : i + MAX_PIECES]
                 read_pieces(owner.queue, fds, part, memory, file.crcs[:0], 0)
 
     fds = np.array([os.open(file.shards[0], os.O_RDONLY | os.O_DIRECT)])

@@ -33,7 +33,7 @@ from tools.bench.setup import (
     total_bytes,
 )
 
-MOST = 1 << 40
+ALL_STEPS = 1 << 40
 SHARES = (50, 90, 99)  # percentiles of waits
 
 
@@ -45,7 +45,7 @@ class ServedEpochs(NamedTuple):
     options: Mapping[str, Any]  # of the dataset
     serve: tuple[str, ...] = ()  # options of the daemon
     before: int = 0  # batches taken first, without timing
-    steps: int = MOST  # batches that are timed
+    steps: int = ALL_STEPS  # batches that are timed
     model: tuple[int, int, int] = (0, 0, 0)  # width, hidden, classes; zeros: no model is trained
     threads: int = 1  # of the model
     remote: str = ""  # endpoint for the client, if not the local one
@@ -116,7 +116,7 @@ def open_epochs(given: ServedEpochs) -> Iterator[Run]:
                 figures = take(data, given.before, given.steps, step)
                 if given.think_s:  # waits of a busy trainer, without the first window
                     first = min(data.attached().window, len(data) - 1)
-                    busy = take(data, first, MOST, lambda _: hold_core(given.think_s))
+                    busy = take(data, first, ALL_STEPS, lambda _: hold_core(given.think_s))
                     figures |= {name: v for name, v in busy.items() if "wait" in name}
                 grown = {n: c - before.get(n, 0) for n, c in counters(endpoint).items()}
                 names = {f"hyper_{n}": n for n in ("groups", "rows_read", "rows_wanted")}
@@ -191,7 +191,7 @@ def open_pyg(given: LoaderOptions, workers: int) -> Iterator[Run]:
         input_nodes=torch.from_numpy(seeds_of(graph, given.peer_seeds)), shuffle=True,
         num_workers=workers, persistent_workers=workers > 0, filter_per_worker=True,
     )  # fmt: skip
-    yield lambda: take(loader, given.tenth(given.peer_seeds), MOST)
+    yield lambda: take(loader, given.tenth(given.peer_seeds), ALL_STEPS)
 
 
 def loaders(given: LoaderOptions) -> Iterator[BenchPlan]:
@@ -278,7 +278,7 @@ def hyperbatch(given: HyperbatchOptions) -> Iterator[BenchPlan]:
             options = {"num_neighbors": given.fanouts, "batch_size": given.batch_size}
             served = ServedEpochs(
                 store, mem, options | {"plan": plan, "hyperbatch": size},
-                ("--workers", "4", "--session-share", "1"), given.before, given.steps or MOST,
+                ("--workers", "4", "--session-share", "1"), given.before, given.steps or ALL_STEPS,
             )  # fmt: skip
             own = {"limit": limit, "mem": mem, "plan": plan, "size": size}
             sides.append(Side(name, run_fresh, (served,), own, limit))

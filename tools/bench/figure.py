@@ -7,7 +7,7 @@ from xml.sax.saxutils import escape
 
 _WIDTH, _HEIGHT = 680, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 90, 650, 70, 330
-_LEAST_APART = 40  # least distance of numbers on the horizontal axis
+_MIN_APART = 40  # least distance of numbers on the horizontal axis
 _CLASSES = ("ours", "peer", "third")
 _STYLE = """
     .page { fill: #ffffff; }
@@ -82,7 +82,7 @@ def draw(chart: Chart) -> str:
     last = -math.inf
     for x in xs:
         at = wide.place(x)
-        if at - last >= _LEAST_APART:
+        if at - last >= _MIN_APART:
             lines.append(f'  <text class="middle" x="{at}" y="{_BOTTOM + 20}">{x:,.0f}</text>')
             last = at
     for y in ticks:

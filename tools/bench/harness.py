@@ -244,8 +244,8 @@ def report(
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    least, most = f"{value['min']:,.4g}", f"{value['max']:,.4g}"
-    return f"{value['median']:,.4g}" + (f" ({least} - {most})" if least != most else "")
+    minimum, maximum = f"{value['min']:,.4g}", f"{value['max']:,.4g}"
+    return f"{value['median']:,.4g}" + (f" ({minimum} - {maximum})" if minimum != maximum else "")
 
 
 def run(name: str, words: Sequence[str]) -> list[dict[str, Any]]:

@@ -151,8 +151,8 @@ def run_trainers(given: SplitOptions, store: Path, name: str, world: int) -> Map
         read = counters(endpoint)["bytes_read"]
     total, steps = sum(found, Counter()), found[0]["steps"]
     return {
-        "rows": total["rows"] / steps, "most_rows": max(one["rows"] for one in found) / steps,
-        "edges": total["edges"] / steps, "most_edges": max(one["edges"] for one in found) / steps,
+        "rows": total["rows"] / steps, "max_rows": max(one["rows"] for one in found) / steps,
+        "edges": total["edges"] / steps, "max_edges": max(one["edges"] for one in found) / steps,
         "exchanged_bytes": total["exchanged_bytes"] / steps,
         "kb_read_a_seed": read / total["seeds"] / 1e3, "seeds_per_s": total["seeds"] / seconds,
     }  # fmt: skip
@@ -161,7 +161,7 @@ def run_trainers(given: SplitOptions, store: Path, name: str, world: int) -> Map
 def split(given: SplitOptions) -> Iterator[BenchPlan]:
     """One process, ordinary ranks of a job, and owners of each map: the same batches for all.
 
-    `most`: of one trainer.
+    `maximum`: of one trainer.
     """
     for store in given.stores or (given.store(),):
         count = given.trainers

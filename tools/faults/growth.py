@@ -34,7 +34,7 @@ _WITH_CODE = ("anon_bytes", "mappings")  # they grow with machine code
 _OF_SESSIONS = ("descriptors", "threads")
 _STRETCHES = 40
 _LOAD_S = 10.0  # duration of a load, before its code appears and after
-_MOST_POINTS = 400  # most points of a fit
+_MAX_POINTS = 400  # most points of a fit
 
 
 class ProcessSample(NamedTuple):
@@ -108,7 +108,7 @@ def without_loads(
     return found
 
 
-def least(
+def minimum(
     times: NDArray[np.float64], values: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The begin and the minimum of about `_STRETCHES` stretches of time."""
@@ -120,7 +120,7 @@ def slope(times: NDArray[np.float64], values: NDArray[np.float64]) -> float:
     """Median of the slopes between pairs of points (Theil-Sen): ignores single peaks."""
     from scipy.stats import theilslopes  # takes a second of CPU in each process that imports it
 
-    chosen = np.unique(np.linspace(0, times.size - 1, _MOST_POINTS).astype(np.int64))
+    chosen = np.unique(np.linspace(0, times.size - 1, _MAX_POINTS).astype(np.int64))
     return float(theilslopes(values[chosen], times[chosen]).slope)
 
 
@@ -147,7 +147,7 @@ def growths(
     for figure in dict.fromkeys([*allowed, *bounds]):
         at, values = times, np.array([getattr(s, figure) for s in kept], np.float64)
         if figure in _OF_SESSIONS and figure not in bounds:
-            at, values = least(times, values)
+            at, values = minimum(times, values)
         tenth = at.size // 10
         first, last = np.median(values[:tenth]), np.median(values[-tenth:])
         own = without_loads(times, code, values) if figure in _WITH_CODE else values

@@ -122,7 +122,7 @@ class DaemonProcess:
         self.log = notes / "log"  # the same for all: descriptors are compared by name
         words = [sys.executable, "-m", "loaderd", "serve", str(store), "--endpoint", self.endpoint]
         words += ["--mem", mem, "--workers", "2", *(("--listen", tcp) if tcp else ()), *options]
-        self._words, self._most_bytes = words, parse_bytes(mem) + BESIDE_MEM
+        self._words, self._max_bytes = words, parse_bytes(mem) + BESIDE_MEM
         self._join, self._has_peers = limits.join if limits else None, "--peers" in options
         self.store, self.tcp = store, tcp
         self.told_to_end, self.killed, self.peak_bytes = False, False, 0
@@ -160,10 +160,10 @@ class DaemonProcess:
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         if found := re.search(r"VmHWM:\s+(\d+) kB", text):  # missing while it is ending
             self.peak_bytes = max(self.peak_bytes, int(found[1]) << 10)
-        if self.peak_bytes > self._most_bytes:
+        if self.peak_bytes > self._max_bytes:
             raise SystemExit(
                 f"{self.endpoint}: held {self.peak_bytes:,} bytes, expected at most "
-                f"{self._most_bytes:,}"
+                f"{self._max_bytes:,}"
             )
 
     def last_line(self) -> str:

@@ -85,14 +85,14 @@ def read_epoch(
     plan: str,
     counts: Counter[str],
     go_on: Callable[[], bool] = lambda: True,
-    most: int = 1 << 30,
+    maximum: int = 1 << 30,
 ) -> list[str]:
-    """Digests of the first `most` batches of the next epoch."""
+    """Digests of the first `maximum` batches of the next epoch."""
     found = []
     for batch in data:
         found.append(digest(batch))
         counts[f"{plan} batches"] += 1
-        if len(found) >= most or not go_on():
+        if len(found) >= maximum or not go_on():
             break
     counts["epochs"] += 1
     return found
@@ -151,7 +151,7 @@ def read_briefly(work: Work, name: str, seed: int) -> None:
         for _ in range(random.randint(2, 3)):
             data = work.dataset(plan := random.choice(PLANS))
             try:
-                read_epoch(data, plan, counts, most=random.randint(1, 40))
+                read_epoch(data, plan, counts, maximum=random.randint(1, 40))
             except Refused:  # other sessions use the memory
                 counts["refused"] += 1
             counts["attached"] += 1

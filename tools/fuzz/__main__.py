@@ -103,7 +103,7 @@ def main(words: Sequence[str]) -> dict[str, Any]:
             raise SystemExit(f"{left} threads when all have gone, {threads} before they came")
         counters, log_bytes = made.finish(), daemon.log.stat().st_size
     connections = THREADS * given.peers  # may be opened after the warm-up
-    allowed = {f: most + connections * _CONNECTION.get(f, 0) for f, most in ALLOWED.items()}
+    allowed = {f: maximum + connections * _CONNECTION.get(f, 0) for f, maximum in ALLOWED.items()}
     del allowed["threads"]  # compared above
     growth = judge(made.series, WARM_UP, allowed)
     if "grows" in growth and not given.any_growth:

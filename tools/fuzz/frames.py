@@ -50,7 +50,7 @@ from tools.fuzz.values import change_shape, change_value, number
 TOKEN, SESSION, VICTIM = NAMED = 0x7E57_0000_0001, 0x7E57_0000_0002, 0x7E57_0000_0003
 FINGERPRINT, DIGEST = "F" * 32, "D" * 32  # placeholders for a part's, known to its peers alone
 _CUT = b"\xc1\xc1CUT"  # MessagePack never uses 0xc1
-MOST_FRAMES = 4
+MAX_FRAMES = 4
 _IDS = b"".join(n.to_bytes(8, "little", signed=True) for n in (5, 3, 5, -1, 1 << 40))
 _ROWS = b"".join(n.to_bytes(8, "little") for n in (1, 2, 700, 701))
 # Values of message fields that have no default.
@@ -92,7 +92,7 @@ def join(frames: Sequence[bytes]) -> bytes:
 
 
 def split(data: bytes) -> list[bytes]:
-    return data.split(_CUT, MOST_FRAMES - 1)
+    return data.split(_CUT, MAX_FRAMES - 1)
 
 
 def bind(

@@ -41,7 +41,7 @@ from tools.fuzz.trial import Bench, Outside
 _CONTEXT = multiprocessing.get_context("fork")
 HANG_S = 120.0  # for one mutation, which usually takes a tenth of a second
 _ROOM = 3 << 30  # bytes of address space that a process may add to those of the warm one
-_MOST_PER_PROCESS = 100
+_MAX_PER_PROCESS = 100
 
 
 def _save(folder: Path, **arrays: Any) -> Path:
@@ -132,7 +132,7 @@ class Fuzzer:
     def run(self, names: Sequence[str], look: Callable[[], None] = lambda: None) -> Tally:
         """Try mutations in order; `look` is called after each."""
         while names:
-            names = names[self._run_some(names[:_MOST_PER_PROCESS], look) :]
+            names = names[self._run_some(names[:_MAX_PER_PROCESS], look) :]
         return self.tally
 
     def _run_some(self, names: Sequence[str], look: Callable[[], None]) -> int:

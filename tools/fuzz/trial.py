@@ -43,7 +43,7 @@ from tools.fuzz.mutations import StoreDraft
 
 WAIT_S = 100.0  # for a batch, which takes milliseconds if the machine is not busy
 _BATCHES = 3
-_MOST_OWNED = 1 << 16  # most nodes of a store that gets an owner map, with its fingerprint
+_MAX_OWNED = 1 << 16  # most nodes of a store that gets an owner map, with its fingerprint
 _FORESEEN = (StoreError, DaemonError, BadInput, OSError)  # commands report these in one line
 
 
@@ -136,7 +136,7 @@ class StoreTrial:
         self._try("verify", lambda: verify_store(self._path))
         if store is None:
             return
-        if store.manifest.num_nodes <= _MOST_OWNED:
+        if store.manifest.num_nodes <= _MAX_OWNED:
             owner = np.arange(store.manifest.num_nodes) % 3
             self._try("owners", lambda: write_owners(store, "three", owner, 3, {}))
         self._try("export", lambda: self._export(store))

@@ -21,12 +21,17 @@ from loaderd.plans.base import Part, Shape
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.hyperbatch.regions import rows_by_type
 from loaderd.sampling.hyperbatch.single import usual_shape
-from loaderd.sampling.hyperbatch.sizing import Estimate, HyperSizing, PassEstimate, cut_hyper
+from loaderd.sampling.hyperbatch.sizing import (
+    Estimate,
+    HyperSizing,
+    PassEstimate,
+    size_hyperbatches,
+)
 from loaderd.sampling.hyperbatch.unfinished import begun_bytes, scratch_bytes
 from loaderd.sampling.rows import ServedFiles
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.resolve import make_plan, resolve
-from loaderd.sessions.sizing import SessionSizing, cut_session, cut_workspaces, session_needs
+from loaderd.sessions.sizing import SessionSizing, session_needs, size_minibatches, size_workspaces
 from tools.model.occupancy import Occupancy
 
 LOOKED_AT = 16  # batches that a hyperbatch session samples when it attaches
@@ -39,7 +44,7 @@ class DaemonMemory(NamedTuple):
     steps: int  # minibatches of an epoch
     plan: MinibatchPlan
     served: list[ServedRows]
-    cut: SessionSizing  # of plain minibatches
+    sizing: SessionSizing  # of plain minibatches
     row_slots: int  # for blocks of rows, with plain minibatches
     hyper: HyperSizing | None  # None: all is in memory, or hyperbatches have no room
 
@@ -64,31 +69,31 @@ def share_memory(
     resolved = resolve(manifest, request, request.split, num_seeds)
     plan, slot = make_plan(manifest, resolved, Part(), "minibatch"), budget.slot_bytes
     needs = session_needs(manifest, plan, num_seeds, 0, num_seeds, slot, 0)
-    available = budget.num_slots - budget.graph_least
+    available = budget.num_slots - budget.graph_min
     stamp = needs[True].workspace <= needs[False].workspace or (
-        needs[True].least + (settings.workers - 1) * needs[True].workspace <= available // 4
+        needs[True].minimum + (settings.workers - 1) * needs[True].workspace <= available // 4
     )
     need, window = needs[stamp], max(2 * settings.workers, request.window)
-    cut = cut_session(need, available, budget.row_blocks, settings, window)
-    spare = max(0, budget.graph_slots - budget.graph_least)
-    row_slots = max(0, available - spare - cut.slots(need))
+    sizing = size_minibatches(need, available, budget.row_blocks, settings, window)
+    spare = max(0, budget.graph_slots - budget.graph_min)
+    row_slots = max(0, available - spare - sizing.slots(need))
     memory = DaemonMemory(
-        budget, plan.num_steps, plan, chosen_rows(manifest, resolved), cut, row_slots, None
+        budget, plan.num_steps, plan, chosen_rows(manifest, resolved), sizing, row_slots, None
     )
     if request.plan == "minibatch" or (memory.graph_stays and memory.rows_stay):
         return memory
-    hyper = _cut_hyper(manifest, settings, memory, need, stamp, occupancy)
+    hyper = _size_hyperbatches(manifest, settings, memory, need, stamp, occupancy)
     return memory._replace(hyper=hyper)
 
 
-def _cut_hyper(
+def _size_hyperbatches(
     manifest: Manifest, settings: EngineSettings, memory: DaemonMemory, need: SessionNeed,
     stamp: bool, occupancy: Occupancy,
 ) -> HyperSizing | None:  # fmt: skip
     """The result of `LookAhead` if the batches that it samples are as expected."""
     budget, plan, slot = memory.budget, memory.plan, memory.budget.slot_bytes
     sizes = make_sizes(manifest, plan.resolved, stamp)
-    own = cut_workspaces(need, budget.num_slots - budget.graph_least, memory.cut.window)
+    own = size_workspaces(need, budget.num_slots - budget.graph_min, memory.sizing.window)
     usual, worst = _structure(occupancy), plan.shape()
     shape = usual_shape([usual], worst, plan.resolved.fanouts)
     rows = budget.num_slots - budget.graph_slots
@@ -122,7 +127,7 @@ def _cut_hyper(
         manifest.id_dtype,
     )  # fmt: skip
     room = int(rows * settings.session_share)
-    return cut_hyper(room, files, need, estimate, settings.readers, memory.cut.window, 0)
+    return size_hyperbatches(room, files, need, estimate, settings.readers, memory.sizing.window, 0)
 
 
 def _structure(occupancy: Occupancy) -> Structure:

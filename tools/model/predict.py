@@ -221,7 +221,7 @@ def _predict_chunks(
     """Predict chunks: each machine reads its share of every batch."""
     hops, budget = manifest.types[0].hops[request.split], make_budget(manifest, settings)
     widths = [array.row_bytes for array in hops.arrays()[1:]]  # the first has node ids
-    room = _HELD * (budget.num_slots - budget.graph_least) * budget.slot_bytes
+    room = _HELD * (budget.num_slots - budget.graph_min) * budget.slot_bytes
     rows, row_bytes = hops.nodes.num_rows // job.machines, sum(widths)
     reads = chunk_reads(rows, widths, request.chunk or request.batch_size, room)
     work = BusyTime(client=rows * row_bytes * rates.byte_s)

@@ -47,7 +47,7 @@ _SHAPES = (
     ((10, 10, 10), 1000), ((30, 30), 500), ((1, 1, 1, 1), 10_000), ((40,), 2000), ((5,), 50)
 )  # fmt: skip
 _DISK_BYTES, _BLOCK = 1 << 29, 1 << 20
-_LEAST_S = 1.0  # least CPU time to measure a rate over
+_MIN_S = 1.0  # least CPU time to measure a rate over
 _PIECE, _PIECES = 50_000, 4  # nodes of a batch, batches of a group
 
 
@@ -249,7 +249,7 @@ def _batches(store: Path, fanouts: tuple[int, ...], batch_size: int) -> _Taken:
         daemon = [pid for pid in descendants(os.getpid()) if pid != os.getpid()]
         before, own = cpu_seconds(daemon), time.process_time()
         batches = columns = edges = nodes = 0
-        while cpu_seconds(daemon) - before < _LEAST_S:
+        while cpu_seconds(daemon) - before < _MIN_S:
             for batch in data:
                 edges, nodes = edges + batch.edge_index.size(1), nodes + batch.n_id.numel()
                 columns, batches = columns + sum(batch.num_sampled_nodes[:-1]), batches + 1

@@ -87,7 +87,7 @@ def hyperbatch_reads(
     manifest: Manifest,
     occupancy: Occupancy,
     memory: DaemonMemory,
-    cut: HyperSizing,
+    sizing: HyperSizing,
     disk: DeviceCost,
 ) -> Reads:
     """Reads of an epoch of hyperbatches."""
@@ -98,19 +98,19 @@ def hyperbatch_reads(
         # the batches sampled at the attach take a pass for each hop
         seen, hops = min(LOOKED_AT, steps), range(len(occupancy.edges))
         looked = sum(graph_pass(manifest, occupancy, seen, [hop], slots) for hop in hops)
-        blocks = graph_passes(manifest, occupancy, _groups(steps, cut), slots)
+        blocks = graph_passes(manifest, occupancy, _groups(steps, sizing), slots)
     first, graph = Load(looked * block, looked), Load(blocks * block, blocks)
-    epoch, groups = graph, _groups(steps, cut)
-    if not cut.shares:
+    epoch, groups = graph, _groups(steps, sizing)
+    if not sizing.shares:
         rows = minibatch_rows(manifest, occupancy, memory._replace(row_slots=0), disk)
         return Reads(first, epoch.plus(*rows), graph, rows=rows.bytes, groups=groups)
-    share, widths = cut.shares[0], served_widths(memory)
+    share, widths = sizing.shares[0], served_widths(memory)
     fill = share.stay_rows * sum(widths)
     passes = np.ones(len(occupancy.graph.nodes), bool)
     passes[share.stay] = False
     nodes, brought = occupancy.graph.nodes[passes], 0.0
     # areas hold the group handed out, the group being loaded, and known later groups
-    rows, known = nodes.sum(1), max(0.0, cut.areas * cut.chunk / cut.size - 2)
+    rows, known = nodes.sum(1), max(0.0, sizing.areas * sizing.chunk / sizing.size - 2)
 
     def missing(before: int, batches: int) -> tuple[float, Load]:
         """Bytes of rows that a group lacks, and the reads for them."""
@@ -141,11 +141,11 @@ def _pages_of(rows: Counts, width: int, wanted: Counts, disk: DeviceCost) -> Loa
     return Load(num_bytes, float(runs[best]) + num_bytes / RUN_BYTES)
 
 
-def _groups(steps: int, cut: HyperSizing) -> list[int]:
+def _groups(steps: int, sizing: HyperSizing) -> list[int]:
     """Numbers of batches whose rows are loaded together; the first has those sampled first."""
-    sizes = [min(steps, cut.chunk, cut.size)]
+    sizes = [min(steps, sizing.chunk, sizing.size)]
     while (left := steps - sum(sizes)) > 0:
-        sizes.append(min(left, cut.size))
+        sizes.append(min(left, sizing.size))
     return sizes
 
 
@@ -177,7 +177,7 @@ def minibatch_rows(
     found, room = Load(), float(memory.row_slots)
     for served in memory.served:
         per_block = row_geometry(served.array, manifest.block_bytes).rows_per_block
-        used = -np.expm1(-wanted * per_block * 2 * memory.cut.window)  # before it may leave
+        used = -np.expm1(-wanted * per_block * 2 * memory.sizing.window)  # before it may leave
         blocks, order = used * rows / per_block, np.argsort(-wanted, kind="stable")
         before = np.empty(blocks.size)
         before[order] = np.cumsum(blocks[order]) - blocks[order]

@@ -22,7 +22,7 @@ from loaderd.api.protocol import (
 from loaderd.memory.ledger import EngineSettings
 from loaderd.sessions.engine import Engine
 
-_LEAST_BATCHES = 4  # to wait for, however long one takes
+_MIN_BATCHES = 4  # to wait for, however long one takes
 _WAIT_S = 120.0
 
 
@@ -74,7 +74,7 @@ def try_plan(store: Store, settings: EngineSettings, request: Attach, seconds: f
         session, steps, epoch = attached.session, attached.num_steps, 0
         arrivals: list[BatchMoment] = []
         engine.start(Start(session=session, run=1, epoch=0, step=0))
-        while len(arrivals) < _LEAST_BATCHES or time.perf_counter() - begun < seconds:
+        while len(arrivals) < _MIN_BATCHES or time.perf_counter() - begun < seconds:
             message = ready.get(timeout=_WAIT_S)
             if isinstance(message, ErrorReply):
                 raise BatchFailed(message.message)
@@ -108,7 +108,7 @@ def steady(arrivals: Sequence[BatchMoment]) -> tuple[int, BatchMoment, BatchMome
     Plans that build many batches at a time deliver them in bursts.  Both arrivals are the first
     after the longest wait of their half, so that whole bursts lie between them.
     """
-    assert len(arrivals) >= _LEAST_BATCHES
+    assert len(arrivals) >= _MIN_BATCHES
     waits = [0.0, *(b.at - a.at for a, b in pairwise(arrivals))]
     middle = (arrivals[0].at + arrivals[-1].at) / 2
     half = next(i for i, a in enumerate(arrivals) if a.at >= middle)

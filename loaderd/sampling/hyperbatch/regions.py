@@ -23,9 +23,9 @@ from blockstore.kernels.rowcache import ABSENT_ROW, StayingEntries
 from loaderd.memory.ledger import ServedRows
 
 _REGION_BYTES = 1 << 20
-_LEAST_REGIONS, _MOST_REGIONS, _LEAST_SHIFT = 64, 1 << 16, 4
+_MIN_REGIONS, _MAX_REGIONS, _MIN_SHIFT = 64, 1 << 16, 4
 _ABSENT, _KEPT, _READING, _THERE = range(4)
-_LOOK_S = 0.05  # between two checks whether a waiting member still wants to wait
+_POLL_S = 0.05  # between two checks whether a waiting member still wants to wait
 
 
 class TypeRows(NamedTuple):
@@ -70,8 +70,8 @@ def region_shift(t: TypeRows) -> int:
     Reading one costs no more per page than longer runs do; and it has many times the rows that some
     minibatches want of a cold one, so that the counts tell how cold it is.
     """
-    rows = min(_REGION_BYTES // max(1, sum(t.row_bytes)), t.num_nodes // _LEAST_REGIONS)
-    return max(_LEAST_SHIFT, rows.bit_length(), (t.num_nodes // _MOST_REGIONS).bit_length())
+    rows = min(_REGION_BYTES // max(1, sum(t.row_bytes)), t.num_nodes // _MIN_REGIONS)
+    return max(_MIN_SHIFT, rows.bit_length(), (t.num_nodes // _MAX_REGIONS).bit_length())
 
 
 def region_rows(t: TypeRows) -> NDArray[np.int64]:
@@ -207,7 +207,7 @@ class StayingRegions:
                 if not (state[regions] == _READING).any():
                     unread: NDArray[np.int64] = regions[state[regions] != _THERE]
                     return unread
-                self.changed.wait(_LOOK_S)
+                self.changed.wait(_POLL_S)
             check()
 
     def _part(self) -> int:

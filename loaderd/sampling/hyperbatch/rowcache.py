@@ -32,7 +32,7 @@ from blockstore.kernels.rowcache import (
 from blockstore.kernels.rows import row_layout
 from loaderd.memory.workspace import Carver
 from loaderd.monitoring.devicecost import DeviceCost
-from loaderd.monitoring.logs import tell
+from loaderd.monitoring.logs import log_event
 from loaderd.sampling.hyperbatch.entries import (
     RUNS_HELD,
     CachedArray,
@@ -91,7 +91,7 @@ class RowCache:
         """
         self._reader, self._data, self._slot_bytes = files.reader, files.data, files.slot_bytes
         self._cost, self.expected = cost, ExpectedPages(files.reader)
-        self._most_pages = min(b.size for b in transit) // PAGE_BYTES
+        self._max_pages = min(b.size for b in transit) // PAGE_BYTES
         self._transit = make_transit(transit)
         carver, slots = Carver(tables), iter(area)
         ids = np.dtype(files.id_dtype)
@@ -239,26 +239,26 @@ class RowCache:
                 later += t.count(t.missing.difference(now))
             chosen.append((now, rows))
         if missing := self.stay_rows - self.stay_read:
-            tell(log, logging.INFO, "row cache fills", rows=missing - later, later=later)
+            log_event(log, logging.INFO, "row cache fills", rows=missing - later, later=later)
         for t, (now, rows) in zip(self.types, chosen, strict=True):
             self._bring_regions(t, np.array(now, np.int64), oldest)
-            most = self._most_rows(t)
-            pieces = [_Piece([], rows[i : i + most]) for i in range(0, rows.size, most)]
+            maximum = self._max_rows(t)
+            pieces = [_Piece([], rows[i : i + maximum]) for i in range(0, rows.size, maximum)]
             self._bring_pieces(t, pieces, oldest)
         if missing:
             seconds = round(concurrency.monotonic() - begun, 2)
-            tell(log, logging.INFO, "row cache filled", rows=missing - later, seconds=seconds)
+            log_event(log, logging.INFO, "row cache filled", rows=missing - later, seconds=seconds)
 
-    def _most_rows(self, t: CachedType) -> int:
+    def _max_rows(self, t: CachedType) -> int:
         """Most rows of a piece."""
-        most: int = min(self._chosen.size, t.listed.size // RUNS_HELD)
-        return most
+        maximum: int = min(self._chosen.size, t.listed.size // RUNS_HELD)
+        return maximum
 
     def _bring_regions(
         self, t: CachedType, regions: NDArray[np.int64], oldest: Callable[[int], int]
     ) -> None:
         """Bring in all rows of these regions; other sessions may read some of them meanwhile."""
-        step, missing = self._most_rows(t) >> int(t.table.shift), regions
+        step, missing = self._max_rows(t) >> int(t.table.shift), regions
         while missing.size:
             with self._staying.claimed(t.number, missing) as claimed:
                 parts = [claimed[i : i + step].tolist() for i in range(0, claimed.size, step)]
@@ -282,7 +282,7 @@ class RowCache:
         for low in range(0, rows.size, len(runs)):
             high = min(low + len(runs), rows.size)
             for a in t.arrays:
-                count = self._cost.plan_runs(rows, low, high, a.layout, self._most_pages, runs)
+                count = self._cost.plan_runs(rows, low, high, a.layout, self._max_pages, runs)
                 regions = rows[runs[:count, 3]] >> shift
                 cost += np.bincount(regions, run_pages + runs[:count, 2], missing.size)
         blocks = [a.layout.block_bytes / a.layout.rows_per_block for a in t.arrays]
@@ -356,7 +356,7 @@ class RowCache:
         for number, a in enumerate(t.arrays):
             runs = self._runs.reshape(-1, 5)
             cost = self._cost.of_file(self._reader.files[a.file])
-            count = cost.plan_runs(t.listed, low, high, a.layout, self._most_pages, runs)
+            count = cost.plan_runs(t.listed, low, high, a.layout, self._max_pages, runs)
             own = runs[:count].copy()
             self.pages_read += int(own[:, 2].sum())
             self.runs_read += count

@@ -83,7 +83,7 @@ class SamplingMemory(NamedTuple):
     begun: tuple[StructureArea, ...] = ()  # finished hops of each hyperbatch that was begun early
 
     @classmethod
-    def cut(cls, memory: NDArray[np.uint8], early: int, begun_bytes: int) -> "SamplingMemory":
+    def carve(cls, memory: NDArray[np.uint8], early: int, begun_bytes: int) -> "SamplingMemory":
         """Areas of `begun_bytes` for `early` hyperbatches, and the rest for a pass."""
         ends = [i * begun_bytes for i in range(early + 1)]
         areas = tuple(StructureArea(memory[low:high]) for low, high in pairwise(ends))
@@ -135,7 +135,7 @@ class RowProvider(Protocol):
 class HyperMemory(NamedTuple):
     """Memory of hyperbatches, beside the workspaces in which batches are built."""
 
-    cut: HyperSizing
+    sizing: HyperSizing
     areas: list[StructureArea]
     sampling: SamplingMemory | None  # if batches are sampled together
     cache: RowProvider | None  # None: rows are read batch by batch
@@ -198,7 +198,7 @@ class Hyper:
     ) -> None:
         """Without a cache the engine brings each batch's rows."""
         self._plan, self._sampler, self.cache = plan, sampler, memory.cache
-        self.size, self._chunk = memory.cut.size, memory.cut.chunk
+        self.size, self._chunk = memory.sizing.size, memory.sizing.chunk
         # a run begins with one batch, unless passes over the graph sample all at the same cost
         self._first = 1 if memory.sampling is None else self._chunk
         self._owner, self._trace = owner, trace
@@ -318,11 +318,11 @@ class Hyper:
 
         A `wake` that comes meanwhile is not missed: the next check asks again.
         """
-        most = self._chunk if run.batches else self._first
-        asked = self._owner.ask(run.number, most - len(run.ahead))
+        maximum = self._chunk if run.batches else self._first
+        asked = self._owner.ask(run.number, maximum - len(run.ahead))
         with self._changed:
             run.ahead.extend(asked)
-            if run is self._run and len(run.ahead) >= most:
+            if run is self._run and len(run.ahead) >= maximum:
                 self._more = True
             self._sampling = bool(run.ahead) and run is self._run and not self._stopped
             self._changed.notify_all()

@@ -72,13 +72,13 @@ def usual_shape(seen: Sequence[Structure], worst: Shape, fanouts: Sequence[Seque
         return count + count // _MORE + 1
 
     frontier = tuple(
-        min(most, more(max(s.frontiers[hop] for s in seen)))
-        for hop, most in enumerate(worst.frontier)
+        min(maximum, more(max(s.frontiers[hop] for s in seen)))
+        for hop, maximum in enumerate(worst.frontier)
     )
     edges = tuple(
         tuple(
-            min(most, max(more(max(s.edges_per_hop[h][r] for s in seen)), frontier[h] * fanout))
-            for r, (most, fanout) in enumerate(zip(worst.edges[h], fanouts[h], strict=True))
+            min(maximum, max(more(max(s.edges_per_hop[h][r] for s in seen)), frontier[h] * fanout))
+            for r, (maximum, fanout) in enumerate(zip(worst.edges[h], fanouts[h], strict=True))
         )
         for h in range(len(frontier))
     )
@@ -123,8 +123,8 @@ class SessionWorkers:
         """
         if count == 0:
             return
-        own, most = self._large or self._workspaces.take(), self._workspaces.total - self._spare
-        chains = 1 if self._large else max(1, min(most, count))
+        own, maximum = self._large or self._workspaces.take(), self._workspaces.total - self._spare
+        chains = 1 if self._large else max(1, min(maximum, count))
         steps = Steps(count, chains)
         try:
             for space in [own, *[None] * (chains - 1)]:

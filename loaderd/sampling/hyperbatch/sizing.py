@@ -26,7 +26,7 @@ _CHUNKS = 8  # areas that hold a hyperbatch
 _LOOK = 64  # part of the room for batches that are known beyond the next hyperbatch
 _GAP_PAGES = 1  # most pages between wanted rows that are read with them, on flash
 _BEGUN_RUNS = 256  # runs that could be read while the disk idles between two hyperbatches
-_LEAST_POINTS = 2  # a cache is of use if it holds the rows of two minibatches
+_MIN_POINTS = 2  # a cache is of use if it holds the rows of two minibatches
 _PARTS = 64  # steps in which memory for rows is reduced until the tables have room, too
 _UNSEEN = 64
 # A hyperbatch's rows come while those of the last one are in use.  If the graph has no room
@@ -39,7 +39,7 @@ class PassEstimate(NamedTuple):
 
     scratch: int  # of a pass, for a batch at each hop
     widest: int  # of a pass, for a batch at its widest hop
-    least_scratch: int  # of the worst batch there may be, at its widest hop
+    min_scratch: int  # of the worst batch there may be, at its widest hop
     begun: int  # of a batch before its last hop
     early: int  # hyperbatches that are begun early, not bytes
     read: int  # for a hyperbatch
@@ -56,7 +56,7 @@ class Estimate(NamedTuple):
     message_bytes: int  # of a minibatch's structure as it is handed over
     structure_bytes: int  # of the same, compact
     items: int  # of a minibatch, that may have rows
-    least_area: int  # bytes for the largest structure possible
+    min_area: int  # bytes for the largest structure possible
     wanted: tuple[NDArray[np.int64], ...]  # distinct rows of each region, of all node types in
     #   turn, that the first 1, 2, 4, ... want
     passes: PassEstimate | None = None  # None: the graph is in memory
@@ -103,7 +103,7 @@ class HyperSizing(NamedTuple):
         )
 
 
-def cut_hyper(
+def size_hyperbatches(
     room: int,
     files: ServedFiles,
     need: SessionNeed,
@@ -117,12 +117,12 @@ def cut_hyper(
     asked   minibatches of a hyperbatch that the client wants, 0: as many as have room
     """
     slot_bytes, id_dtype = files.slot_bytes, files.id_dtype
-    types, most = rows_by_type(files.served), asked or estimate.num_steps
+    types, maximum = rows_by_type(files.served), asked or estimate.num_steps
     if not types:
-        return cut_without_cache(room, slot_bytes, need, estimate, most)
+        return cut_without_cache(room, slot_bytes, need, estimate, maximum)
     addresses = estimate.items * 8 * len(files.served)
     batch = -(-estimate.message_bytes // slot_bytes) + -(-addresses // slot_bytes)
-    quota = max(need.least_quota, min(window * batch + 1, room // 4))
+    quota = max(need.min_quota, min(window * batch + 1, room // 4))
     run = -(-max(RUN_BYTES, PAGE_BYTES) // slot_bytes) if slot_bytes < RUN_BYTES else 1
     left = room - quota - run * readers
     # each piece that is rounded to slots may take one more than it fills
@@ -132,7 +132,7 @@ def cut_hyper(
     )
 
     def room_beside(size: int) -> int:
-        areas = _cut_areas(size, left, slot_bytes, estimate)
+        areas = _size_areas(size, left, slot_bytes, estimate)
         return (left - areas.slots - spent) * slot_bytes - fixed
 
     spare, passed = _SPARE, 0
@@ -143,10 +143,10 @@ def cut_hyper(
     memory = RowMemory(room_beside, extra, _GAP_PAGES, FLASH.best_of, spare, begun, estimate.alike)
     curve = region_curve(types, slot_bytes, estimate.wanted, estimate.kept)
     chosen = choose_size(curve, memory, estimate.num_steps, asked)
-    areas = _cut_areas(chosen.batches, left, slot_bytes, estimate)
+    areas = _size_areas(chosen.batches, left, slot_bytes, estimate)
     left -= areas.slots
     if left < 0:
-        return cut_without_cache(room, slot_bytes, need, estimate, most)
+        return cut_without_cache(room, slot_bytes, need, estimate, maximum)
     for part in range(_PARTS, 0, -1):
         num_bytes = left * slot_bytes * part // _PARTS
         shares = share_rows(
@@ -157,10 +157,10 @@ def cut_hyper(
         staying = area_slots_of(types, [share.stay_rows for share in shares], slot_bytes)
         if tables + rows + staying <= left:
             break
-    least = sum(int(wanted.sum()) for wanted in estimate.wanted[:_LEAST_POINTS][-1:])
-    least = min(least, sum(t.num_nodes for t in types)) - int(curve.rows[curve.kept].sum())
-    if tables + rows + staying > left or sum(share.rows for share in shares) < least:
-        return cut_without_cache(room, slot_bytes, need, estimate, most)
+    minimum = sum(int(wanted.sum()) for wanted in estimate.wanted[:_MIN_POINTS][-1:])
+    minimum = min(minimum, sum(t.num_nodes for t in types)) - int(curve.rows[curve.kept].sum())
+    if tables + rows + staying > left or sum(share.rows for share in shares) < minimum:
+        return cut_without_cache(room, slot_bytes, need, estimate, maximum)
     return HyperSizing(
         chosen.batches, areas.chunk, areas.number, areas.area, areas.sampling, tables,
         tuple(shares), staying, rows, run, quota,
@@ -180,15 +180,15 @@ class _Areas(NamedTuple):
         return self.number * self.area + self.sampling.slots
 
 
-def _cut_areas(size: int, room: int, slot_bytes: int, estimate: Estimate) -> _Areas:
+def _size_areas(size: int, room: int, slot_bytes: int, estimate: Estimate) -> _Areas:
     """Areas for hyperbatches of `size` minibatches, out of `room` slots.
 
     One is handed out while the next is brought in; a third takes the room that the first leaves.
     If structures are small beside rows, more batches are known ahead: a row that one of them wants
     does not leave before those that none wants.
     """
-    one, worst = _slack(estimate.structure_bytes), -(-estimate.least_area // slot_bytes)
-    sampling = _cut_sampling(size, slot_bytes, estimate.passes)
+    one, worst = _slack(estimate.structure_bytes), -(-estimate.min_area // slot_bytes)
+    sampling = _size_sampling(size, slot_bytes, estimate.passes)
     if estimate.passes is not None:  # sampled together: an area holds all of them
         return _Areas(size, 2, max(worst, -(-size * one // slot_bytes)), sampling)
     # an area has room for the worst batch there may be: so it may hold several usual ones
@@ -198,10 +198,10 @@ def _cut_areas(size: int, room: int, slot_bytes: int, estimate: Estimate) -> _Ar
     return _Areas(chunk, 2 * -(-size // chunk) + 1 + room // _LOOK // area, area, sampling)
 
 
-def _cut_sampling(size: int, slot_bytes: int, passes: PassEstimate | None) -> SamplingSlots:
+def _size_sampling(size: int, slot_bytes: int, passes: PassEstimate | None) -> SamplingSlots:
     if passes is None:
         return SamplingSlots()
-    scratch = -(-max(size * _slack(passes.scratch), passes.least_scratch) // slot_bytes)
+    scratch = -(-max(size * _slack(passes.scratch), passes.min_scratch) // slot_bytes)
     return SamplingSlots(scratch, passes.early, -(-size * _slack(passes.begun) // slot_bytes))
 
 
@@ -251,10 +251,10 @@ def share_rows(
     sizes = np.concatenate([rows * width for rows, width in zip(counts, widths, strict=True)])
     more = chosen.stay[~kept[chosen.stay]]
     taken = np.cumsum(sizes[more])
-    most = num_bytes - chosen.room
+    maximum = num_bytes - chosen.room
     if alike > 1:  # the others keep as much
-        most = min(most, sizes[chosen.stay].sum() / alike)
-    count = int(np.searchsorted(taken, most, "right"))
+        maximum = min(maximum, sizes[chosen.stay].sum() / alike)
+    count = int(np.searchsorted(taken, maximum, "right"))
     left = num_bytes - int(taken[count - 1] if count else 0)
     stays = np.isin(np.arange(sizes.size), more[:count])
     starts = np.cumsum([0, *(rows.size for rows in counts)])
@@ -281,7 +281,7 @@ def share_rows(
 
 
 def cut_without_cache(
-    room: int, slot_bytes: int, need: SessionNeed, estimate: Estimate, most: int
+    room: int, slot_bytes: int, need: SessionNeed, estimate: Estimate, maximum: int
 ) -> HyperSizing | None:
     """If the rows of two minibatches have no room: only the graph is read for many together.
 
@@ -289,18 +289,18 @@ def cut_without_cache(
     """
     if (passes := estimate.passes) is None:
         return None
-    quota = max(need.least_quota, room // 3)  # rows pass through it, part by part
+    quota = max(need.min_quota, room // 3)  # rows pass through it, part by part
     one = _slack(estimate.structure_bytes)
     each = one + _slack(passes.scratch) + passes.early * _slack(passes.begun)
-    size = min(most, max(0, room - quota) * slot_bytes // each)
+    size = min(maximum, max(0, room - quota) * slot_bytes // each)
     while size > 1:
-        area = -(-max(estimate.least_area, size * one) // slot_bytes)
-        sampling = _cut_sampling(size, slot_bytes, passes)
+        area = -(-max(estimate.min_area, size * one) // slot_bytes)
+        sampling = _size_sampling(size, slot_bytes, passes)
         cut = HyperSizing(size, size, 1, area, sampling, 0, (), 0, 0, 0, quota)
         if cut.slots(0) <= room:
             return cut
         size -= 1
     if passes.early:
         less = estimate._replace(passes=passes.by_hops())
-        return cut_without_cache(room, slot_bytes, need, less, most)
+        return cut_without_cache(room, slot_bytes, need, less, maximum)
     return None

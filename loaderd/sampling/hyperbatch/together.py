@@ -91,7 +91,7 @@ class BlockSampler:
         self._workers, self._scratch, self._ids = workers, memory.scratch, topology.id_dtype
         self._free = list(memory.begun)  # areas for hyperbatches that are begun early
         self._begun: list[BegunBatches] = []  # begun early, each a hop behind the one before it
-        self._most = 0  # most batches of a hyperbatch so far
+        self._maximum = 0  # most batches of a hyperbatch so far
         self._ranks = list[int]()  # ranks whose batches are asked for
         self._expected: Unit | None = None  # the one after those asked for last
         self._missed = 0  # how often in a row another unit was asked for
@@ -105,7 +105,7 @@ class BlockSampler:
 
         The batches that are likely to be asked for next are begun meanwhile.
         """
-        self._most = max(self._most, len(units))
+        self._maximum = max(self._maximum, len(units))
         self._missed = 0 if self._expected in (None, *units[:1]) else self._missed + 1
         early = self._missed < _MISSES
         ranks = {unit.step % self._plan.together for unit in units}
@@ -193,7 +193,9 @@ class BlockSampler:
             return
         units = [self._after(before[-1].unit)]
         # the next epoch is asked for when this one has been read: they share no hyperbatch
-        while len(units) < self._most and (unit := self._after(units[-1])).epoch == units[0].epoch:
+        while (
+            len(units) < self._maximum and (unit := self._after(units[-1])).epoch == units[0].epoch
+        ):
             units.append(unit)
         begun = BegunBatches([], self._free.pop())
         self._begun.append(begun)

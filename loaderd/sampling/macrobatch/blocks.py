@@ -54,9 +54,9 @@ def head_pages(columns: RelationBlocks, block: int) -> int:
 
 
 def block_runs(
-    blocks: NDArray[np.int64], geometry: BlockGeometry, most: int, alone: Collection[int] = ()
+    blocks: NDArray[np.int64], geometry: BlockGeometry, maximum: int, alone: Collection[int] = ()
 ) -> NDArray[np.int64]:
-    """Ascending blocks as runs of adjacent ones, `most` at most in each.
+    """Ascending blocks as runs of adjacent ones, `maximum` at most in each.
 
     alone   blocks that are runs of their own
 
@@ -71,7 +71,7 @@ def block_runs(
     new |= single
     new[1:] |= single[:-1]
     since = np.arange(blocks.size) - np.maximum.accumulate(np.where(new, np.arange(new.size), 0))
-    heads = np.flatnonzero(new | (since % most == 0))
+    heads = np.flatnonzero(new | (since % maximum == 0))
     counts = np.diff(heads, append=blocks.size)
     runs = np.empty((heads.size, 4), np.int64)
     runs[:, 0] = shard[heads]

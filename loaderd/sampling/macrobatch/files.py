@@ -218,9 +218,9 @@ def bound(
         counts = np.diff(files.offsets[t])
         slots = np.diff(files.copies[t])
         hub = int(slots[k]) * hubs
-        most = _largest(slots[:k], size) * halos
-        copies.append(most + hub)
-        nodes.append(min(_largest(counts, size) + most + hub, int(counts.sum())))
+        maximum = _largest(slots[:k], size) * halos
+        copies.append(maximum + hub)
+        nodes.append(min(_largest(counts, size) + maximum + hub, int(counts.sum())))
     for columns, copied in zip(files.columns, files.copied_columns, strict=True):
         each = columns.first_edge[columns.high] - columns.first_edge[columns.low]
         edge, block = _largest(each, size), _largest(columns.high - columns.low, size)

@@ -28,7 +28,7 @@ class MacroSizing(NamedTuple):
     transit: int  # how many of these
 
     @property
-    def least(self) -> int:
+    def minimum(self) -> int:
         """Slots with one macro-batch."""
         return self.slots - (self.memories - 1) * self.macro
 
@@ -45,7 +45,7 @@ class MacroSizing(NamedTuple):
         )
 
 
-def cut_macro(
+def size_macrobatches(
     manifest: Manifest,
     files: MacroFiles,
     served: Sequence[ServedRows],
@@ -70,8 +70,8 @@ def cut_macro(
         return -(-num_bytes // slot_bytes)
 
     hubs = hub_bytes(manifest, bound_hubs(files, served)) if macro.hubs else 0
-    cut = MacroSizing(
+    sizing = MacroSizing(
         choice, bounds, slots(carver.used), 2, slots(hubs), slots(tables.used),
         slots(8 * resolved.num_seeds), slots(max(_TRANSIT_BYTES, slot_bytes)), settings.readers,
     )  # fmt: skip
-    return cut if cut.slots <= available else cut._replace(memories=1)
+    return sizing if sizing.slots <= available else sizing._replace(memories=1)

@@ -40,7 +40,7 @@ class PackGeometry:
         return sum(self.blocks(self._pack.hot))
 
     @property
-    def most_blocks(self) -> list[int]:
+    def max_blocks(self) -> list[int]:
         """Blocks of each served array in the group that has most of them."""
         found = [self.blocks(g.rows) for e in self._pack.epochs for g in e.groups]
         return [max(counts) for counts in zip(*found, strict=True)] if self.per_block else []
@@ -82,8 +82,8 @@ class PackedRows:
         self._index, self._pack, self._files = index, index.pack, files
         self._geometry, self._slot_bytes = geometry, slot_bytes
         self._hot = _Area(_shared_out(hot, geometry.blocks(self._pack.hot)))
-        most = geometry.most_blocks
-        self._areas = [_Area(_shared_out(slots, most)) for slots in areas]
+        maximum = geometry.max_blocks
+        self._areas = [_Area(_shared_out(slots, maximum)) for slots in areas]
         self._firsts = [self._first_blocks(e) for e in range(len(self._pack.epochs))]
         self.rows_wanted = self.rows_read = self.pages_read = self.runs_read = 0
         self.stay_rows, self.stay_read = sum(self._pack.hot), 0

@@ -20,7 +20,7 @@ from blockstore.io.reader import BlockReader, make_transit
 from blockstore.io.reading import Reading, wait_all
 from blockstore.kernels.rows import row_layout, spread_rows
 from loaderd.api.protocol import LedgerEntry
-from loaderd.memory.slots import LOOK_WAIT_S, SlotBroker
+from loaderd.memory.slots import SHORT_WAIT_S, SlotBroker
 from loaderd.memory.workspace import Carver
 from loaderd.monitoring.devicecost import DeviceCost
 from loaderd.plans.base import Unit
@@ -106,10 +106,10 @@ def load_all(arrays: Sequence[ResidentArray], stopped: Callable[[], bool]) -> It
 
     Raises CorruptBlock, OSError.
     """
-    most = max(held.array.num_pages for held in arrays)
+    maximum = max(held.array.num_pages for held in arrays)
     coming: deque[PendingRead] = deque()
     try:
-        for low in range(0, most, _PIECE_PAGES):
+        for low in range(0, maximum, _PIECE_PAGES):
             if stopped():
                 return
             arrival = PendingRead()
@@ -162,7 +162,7 @@ class ArrayCache:
         with self._lock:
             if path not in self._held:
                 count = self._slots(array)
-                first = self._broker.take_run(count, LOOK_WAIT_S)
+                first = self._broker.take_run(count, SHORT_WAIT_S)
                 start, size = first * self._slot_bytes, count * self._slot_bytes
                 memory = self._arena.data[start : start + size]
                 held = ResidentArray(array, self._reader, start, memory)
@@ -322,11 +322,11 @@ class PassingRows:
         self._plan, self._arrays, self._reader = plan, arrays, reader
         self._place_of, self._cost = place_of, cost
         self._buffers = [self._carve(b) for b in buffers]
-        self._most_pages = min(b.size for b in transit) // PAGE_BYTES
+        self._max_pages = min(b.size for b in transit) // PAGE_BYTES
         self._transit = make_transit(transit)
 
     def _carve(self, memory: NDArray[np.uint8]) -> _Gathered:
-        rows, carver = self._plan.most_rows, Carver(memory)
+        rows, carver = self._plan.max_rows, Carver(memory)
         size = sum(-(-rows * a.row_bytes // 64) * 64 for a in self._arrays)
         held = carver.array(np.uint8, size)
         order, ascending, places = (carver.array(np.int64, rows) for _ in range(3))
@@ -345,12 +345,12 @@ class PassingRows:
             places.append((self._place_of(out),))
             count = self._cost.plan_runs(
                 memory.ascending, 0, num, row_layout(array.geometry, array.row_bytes),
-                self._most_pages, memory.runs[a],
+                self._max_pages, memory.runs[a],
             )  # fmt: skip
             runs = memory.runs[a][:count]
             copy = self._copier(array, memory, runs, out)
             arrival.readings.append(self._reader.stream(array.file, runs, self._transit, copy))
-            at += -(-self._plan.most_rows * array.row_bytes // 64) * 64
+            at += -(-self._plan.max_rows * array.row_bytes // 64) * 64
         index = self._place_of(memory.order)
         return Answer("rows", (), (), tuple(places), index)
 

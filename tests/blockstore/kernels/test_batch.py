@@ -14,20 +14,20 @@ from tests.graphs import hold, make_csc
 POSITION = st.integers(0, 2**64 - 1), st.integers(0, 99), st.integers(0, 10**6)
 
 
-def _table(hashed: bool, num_nodes: int, most: int) -> NodeTable:
-    """With room for `most` nodes."""
+def _table(hashed: bool, num_nodes: int, maximum: int) -> NodeTable:
+    """With room for `maximum` nodes."""
     if not hashed:
         return NodeTable(None, np.full(num_nodes, -1, np.int32))
-    size = 1 << (2 * most).bit_length()
+    size = 1 << (2 * maximum).bit_length()
     keys = np.full(size, 2**32 - 1, np.uint32)
     return NodeTable(keys, np.zeros(size, np.uint32))
 
 
 def _batch(held, seeds, fanouts, position, hashed, together):
     """One batch by the kernels; blocks all present, or `together` at a time."""
-    most = len(seeds) + held.graph.indices.size
-    table = _table(hashed, held.graph.num_nodes, most)
-    n_id = np.empty(most, np.uint32)
+    maximum = len(seeds) + held.graph.indices.size
+    table = _table(hashed, held.graph.num_nodes, maximum)
+    n_id = np.empty(maximum, np.uint32)
     n_id[: len(seeds)] = seeds
     low, high = 0, len(seeds)
     enter_seeds(n_id, high, table, None)

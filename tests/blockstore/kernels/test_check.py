@@ -154,8 +154,8 @@ def test_a_changed_block_is_judged_as_its_naive_twin_judges_it(packed, seed):
 @pytest.mark.parametrize("num_sources", [1, 2, 5, 8, 9, 100, 2**20 + 1, 2**40 + 7])
 def test_sources_up_to_the_last_node_of_their_type_are_in_range(num_sources):
     layout = EdgeLayout("uint64", id_bits(num_sources), 1000, 0, 0, 0)
-    last, most = num_sources - 1, (1 << layout.source_bits) - 1
-    values = [0, last, last // 2, last, most, 0, last, most, last]
+    last, maximum = num_sources - 1, (1 << layout.source_bits) - 1
+    values = [0, last, last // 2, last, maximum, 0, last, maximum, last]
     data = np.frombuffer(reference.pack_bits(values, layout.source_bits) + bytes(16), np.uint8)
     table = np.zeros(2, np.uint64)
     expected = Expected(table, table, 0, 1, layout.source_bits, 1000, num_sources)

@@ -101,8 +101,8 @@ def test_each_of_some_values_is_left_once_in_ascending_order(values, dtype):
     assert found.tolist() == sorted(set(values))
 
 
-@given(nodes=st.lists(st.integers(0, 5), max_size=30), most=st.integers(0, 12))
-def test_nodes_are_counted_up_to_a_bound(nodes, most):
+@given(nodes=st.lists(st.integers(0, 5), max_size=30), maximum=st.integers(0, 12))
+def test_nodes_are_counted_up_to_a_bound(nodes, maximum):
     counts = np.zeros(6, np.uint16)
-    count_nodes(np.array(nodes, np.uint32), most, counts)
-    assert counts.tolist() == [min(most, nodes.count(node)) for node in range(6)]
+    count_nodes(np.array(nodes, np.uint32), maximum, counts)
+    assert counts.tolist() == [min(maximum, nodes.count(node)) for node in range(6)]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockstore.format import MOST_ID_BITS, EdgeLayout, packed_bytes
+from blockstore.format import MAX_ID_BITS, EdgeLayout, packed_bytes
 from blockstore.kernels.jit import leaf
 from blockstore.kernels.packed import PackedIds, pack_ids, unpack_ids, view_ids
 from blockstore.pack import GraphPacker, unpack_block
@@ -22,7 +22,7 @@ class Numbers(NamedTuple):
 
 @st.composite
 def numbers(draw):
-    bits = draw(st.integers(1, MOST_ID_BITS))
+    bits = draw(st.integers(1, MAX_ID_BITS))
     values = draw(st.lists(st.integers(0, (1 << bits) - 1), max_size=70))
     return Numbers(values, bits, draw(st.sampled_from([0, 1, 2**31, 2**56])))
 

@@ -154,11 +154,15 @@ def test_why_there_is_no_ring_is_told(monkeypatch):
         assert owner.refusal == "io_uring is refused (Invalid argument)"
 
 
-def cut(pages, most, most_pages):
+def cut(pages, maximum, max_pages):
     """As `cut_tasks`, naively."""
     tasks: list[list[int]] = []
     for i, n in enumerate(pages):
-        if not tasks or len(tasks[-1]) == most or sum(pages[k] for k in tasks[-1]) + n > most_pages:
+        if (
+            not tasks
+            or len(tasks[-1]) == maximum
+            or sum(pages[k] for k in tasks[-1]) + n > max_pages
+        ):
             tasks.append([])
         tasks[-1].append(i)
     return [task[0] for task in tasks]
@@ -166,12 +170,12 @@ def cut(pages, most, most_pages):
 
 @given(
     pages=st.lists(st.integers(1, 9), max_size=30),
-    most=st.integers(1, 6),
-    most_pages=st.integers(1, 20),
+    maximum=st.integers(1, 6),
+    max_pages=st.integers(1, 20),
 )
-def test_tasks_are_cut_by_runs_and_by_pages(pages, most, most_pages):
+def test_tasks_are_cut_by_runs_and_by_pages(pages, maximum, max_pages):
     runs = np.array([(0, 0, n) for n in pages], np.int64).reshape(-1, 3)
     out = np.full(len(pages) + 1, -1, np.int64)
-    expected = cut(pages, most, most_pages)
-    assert cut_tasks(runs, most, most_pages, out) == len(expected)
+    expected = cut(pages, maximum, max_pages)
+    assert cut_tasks(runs, maximum, max_pages, out) == len(expected)
     assert out[: len(expected) + 1].tolist() == [*expected, len(pages)]

@@ -14,14 +14,14 @@ TABLES = ["stamp", "hash"]
 
 
 class Table:
-    """One of the two tables, with room for `most` nodes, as a workspace holds it."""
+    """One of the two tables, with room for `maximum` nodes, as a workspace holds it."""
 
-    def __init__(self, kind: str, id_dtype: str, most: int, base: int = 0) -> None:
+    def __init__(self, kind: str, id_dtype: str, maximum: int, base: int = 0) -> None:
         self.dtype, self.base = np.dtype(id_dtype), base
         if kind == "stamp":
             self.table = NodeTable(None, np.full(NUM_IDS, -1, np.int32))
             return
-        size = 1 << max(4, (2 * most - 1).bit_length())
+        size = 1 << max(4, (2 * maximum - 1).bit_length())
         keys = np.full(size, np.iinfo(self.dtype).max, self.dtype)
         self.table = NodeTable(keys, np.zeros(size, np.uint32))
 

@@ -106,18 +106,18 @@ def test_what_goes_is_free_or_of_the_lowest_level(entries, oldest, want, begin, 
     st.integers(2, 9),
     st.sets(st.integers(0, 50), max_size=20),
 )
-def test_runs_cover_the_rows_and_copies_bring_them(rows, row_bytes, gap, most, stay):
+def test_runs_cover_the_rows_and_copies_bring_them(rows, row_bytes, gap, maximum, stay):
     block_bytes = 2 * PAGE_BYTES
     per_block, per_shard = block_bytes // row_bytes, 3
     listed = u32(sorted(rows))
     runs = np.zeros((listed.size, 5), np.int64)
     layout = RowLayout(per_block, row_bytes, block_bytes, per_shard)
-    count = k.plan_extents(listed, 0, listed.size, layout, gap, most, runs)
+    count = k.plan_extents(listed, 0, listed.size, layout, gap, maximum, runs)
     runs = runs[:count]
     assert runs[0, 3] == 0
     assert runs[-1, 4] == listed.size
     assert (runs[1:, 3] == runs[:-1, 4]).all()
-    assert (runs[:, 2] <= max(most, -(-row_bytes // PAGE_BYTES) + 1)).all()
+    assert (runs[:, 2] <= max(maximum, -(-row_bytes // PAGE_BYTES) + 1)).all()
     blocks = 400 // per_block + 1
     disk = np.random.default_rng(0).integers(0, 255, blocks * block_bytes).astype(np.uint8)
     slot = 8192

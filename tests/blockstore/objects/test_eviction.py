@@ -15,7 +15,7 @@ from blockstore.format import PAGE_BYTES, graph_geometry
 from blockstore.kernels.crc import page_crcs
 from blockstore.make_part import make_hole
 from blockstore.objects.cache import CachedPages, CachedShard, PageCache
-from blockstore.objects.expected import MOST_READERS
+from blockstore.objects.expected import MAX_READERS
 
 PAGES, BLOCK = 4096, 16  # of the array; of a block: 16 MiB in all
 LIMIT = PAGES // 4
@@ -220,10 +220,10 @@ def test_what_is_forgotten_leaves_as_any_other(full: CachedPages) -> None:
 
 
 def test_readers_do_not_take_back_what_others_have_said(full: CachedPages) -> None:
-    for reader in range(MOST_READERS):
+    for reader in range(MAX_READERS):
         full.expect(reader, "a", np.arange(200), False)
     full.expect("one more", "a", np.arange(200, LIMIT), False)  # there are no bits for it
-    for reader in range(1, MOST_READERS):
+    for reader in range(1, MAX_READERS):
         full.had(reader, "a", np.arange(200))
     full.had("one more", "a", np.arange(200))
     full.forget(1)

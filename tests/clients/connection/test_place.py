@@ -2,7 +2,7 @@
 
 import pytest
 
-from clients.connection.place import FIRST_S, MOST_S, Backoff
+from clients.connection.place import FIRST_S, MAX_S, Backoff
 
 
 class Clock:
@@ -29,7 +29,7 @@ def test_it_waits_so_long_and_ever_less_often(seconds):
         assert attempts < 1000
     assert sum(clock.sleeps) == pytest.approx(seconds)
     assert clock.sleeps[0] == pytest.approx(min(FIRST_S, seconds))
-    assert max(clock.sleeps) <= MOST_S
+    assert max(clock.sleeps) <= MAX_S
     assert clock.sleeps[:-1] == sorted(clock.sleeps[:-1])
 
 

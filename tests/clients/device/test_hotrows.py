@@ -19,15 +19,15 @@ def ids(nodes):
 
 
 @settings(deadline=None, max_examples=40)
-@given(batches=batches, most=st.integers(0, 50))
-def test_the_hottest_are_those_wanted_most(batches, most):
+@given(batches=batches, maximum=st.integers(0, 50))
+def test_the_hottest_are_those_wanted_most(batches, maximum):
     hot, counts = HotRows(CPU, 1), Counter()
     for nodes in batches:
         hot.count(ids(nodes))
         counts.update(nodes)
     assert hot.num_counted == len(batches)
-    hot.choose(most)
-    ranked = sorted(counts, key=lambda node: (-counts[node], node))[:most]
+    hot.choose(maximum)
+    ranked = sorted(counts, key=lambda node: (-counts[node], node))[:maximum]
     expected = sorted(node for node in ranked if counts[node] > 1)
     assert hot.num_rows == len(expected)
     hot.learn(torch.arange(41), torch.zeros((41, 1), dtype=torch.uint8))

@@ -15,8 +15,8 @@ from tests.clients.inference.test_inference import (  # noqa: E402
     by_target,
     close,
     infer,
-    least,
     make_model,
+    minimum,
     whole,
 )
 from tests.graphs import make_csc  # noqa: E402
@@ -78,7 +78,7 @@ def test_a_layer_reads_little_more_than_rows_and_graph(lonely, tmp_path, monkeyp
     close(np.load(tmp_path / "much.npy"), whole(model, lonely.x, by_target(lonely.edges)), 1e-5)
     given = 12_000 * 4 * (64 + 4 * (kind == "gat"))
     part = given // 4 if kind == "gat" else 0  # in the minimum
-    mem = least(model, lonely.store, tmp_path / "y.npy") + int(share * given) - part
+    mem = minimum(model, lonely.store, tmp_path / "y.npy") + int(share * given) - part
     result = infer(model, lonely.store, tmp_path / "y.npy", mem_bytes=mem)
     assert (tmp_path / "y.npy").read_bytes() == (tmp_path / "much.npy").read_bytes()
     assert (len(result.plan.layers[0].slices) > 1) == (share < 1)
@@ -99,7 +99,7 @@ def test_little_memory_gives_the_same_bytes(sparse, tmp_path, monkeypatch, kind)
     model = make_model(kind, num_hidden=64)
     infer(model, sparse.store, tmp_path / "much.npy")
     close(np.load(tmp_path / "much.npy"), whole(model, sparse.x, by_target(sparse.edges)), 1e-5)
-    mem = least(model, sparse.store, tmp_path / "little.npy")
+    mem = minimum(model, sparse.store, tmp_path / "little.npy")
     spilled = infer(model, sparse.store, tmp_path / "spilled.npy", mem_bytes=mem)
     # half of what all nodes give has room
     infer(model, sparse.store, tmp_path / "some.npy", mem_bytes=mem + NODES * 4 * 32)
@@ -114,7 +114,7 @@ def test_a_run_that_goes_on_with_other_slices_begins_again(graph, tmp_path, monk
     monkeypatch.setattr(plan, "BUFFER_BYTES", 4 << 10)
     model, out = make_model("sage", num_hidden=64), tmp_path / "y.npy"
     infer(model, graph.store, tmp_path / "whole.npy")
-    mem, real = least(model, graph.store, out), WorkFolder.finish
+    mem, real = minimum(model, graph.store, out), WorkFolder.finish
     memories = [mem + NODES * 4 * columns + (90 << 10) for columns in (36, 44)]
     with monkeypatch.context() as patch:
 

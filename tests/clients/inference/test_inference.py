@@ -62,10 +62,10 @@ def close(found, expected, tolerance):
     assert float((torch.from_numpy(found) - expected).abs().max()) <= tolerance * scale
 
 
-def least(model, store, out):
+def minimum(model, store, out):
     with pytest.raises(BudgetTooSmall) as refused:
         infer(model, store, out, mem_bytes=1)
-    return refused.value.least_bytes
+    return refused.value.min_bytes
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -93,7 +93,7 @@ def test_equals_the_whole_graph_in_float64(graph, tmp_path, kind):
 def test_memory_changes_no_byte(graph, tmp_path, kind):
     model = make_model(kind, num_hidden=64)
     much = infer(model, graph.store, tmp_path / "much.npy")
-    mem = least(model, graph.store, tmp_path / "little.npy")
+    mem = minimum(model, graph.store, tmp_path / "little.npy")
     little = infer(model, graph.store, tmp_path / "little.npy", mem_bytes=mem)
     assert len(much.plan.layers[0].slices) == 1
     assert len(little.plan.layers[0].slices) > 3
@@ -107,7 +107,7 @@ def test_the_first_slice_stays_in_memory(graph, tmp_path, monkeypatch, kind):
     monkeypatch.setattr(plan, "BUFFER_BYTES", 4 << 10)  # more than rows of so small a graph
     model = make_model(kind, num_hidden=256)
     much = infer(model, graph.store, tmp_path / "much.npy")
-    mem = least(model, graph.store, tmp_path / "some.npy") + 2_500_000
+    mem = minimum(model, graph.store, tmp_path / "some.npy") + 2_500_000
     some = infer(model, graph.store, tmp_path / "some.npy", mem_bytes=mem)
     assert (tmp_path / "much.npy").read_bytes() == (tmp_path / "some.npy").read_bytes()
     assert some.plan.layers[0].kept
@@ -176,7 +176,7 @@ def test_several_types_equal_the_whole_graph(tmp_path, kind):
         expected = model(whole_batch(graph, "b"))
     infer(model, tmp_path / "store", tmp_path / "much.npy")
     close(np.load(tmp_path / "much.npy"), expected, 1e-5)
-    mem = least(model, tmp_path / "store", tmp_path / "little.npy")
+    mem = minimum(model, tmp_path / "store", tmp_path / "little.npy")
     little = infer(model, tmp_path / "store", tmp_path / "little.npy", mem_bytes=mem)
     assert len(little.plan.layers[0].slices) > 1
     assert (tmp_path / "much.npy").read_bytes() == (tmp_path / "little.npy").read_bytes()

@@ -24,7 +24,7 @@ from clients.inference import rows
 from loaderd.api.errors import Refused
 from preprocess.files.npy import NpyWriter
 from preprocess.pipeline.work import WorkFolder
-from tests.clients.inference.test_inference import infer, least, make_model
+from tests.clients.inference.test_inference import infer, make_model, minimum
 
 # each call of these is an event, once before it and once after it
 EVENTS = [
@@ -115,7 +115,7 @@ def test_a_kill_in_each_stage_changes_no_byte(request, tmp_path, kind, suffix, n
     graph = request.getfixturevalue(name)
     model = make_model(kind, num_hidden=32)
     whole, out = tmp_path / f"whole.{suffix}", tmp_path / f"y.{suffix}"
-    mem = least(model, graph.store, whole) + (100 << 10 if kind == "sage" else 1 << 20)
+    mem = minimum(model, graph.store, whole) + (100 << 10 if kind == "sage" else 1 << 20)
     events = events_of(lambda: infer(model, graph.store, whole, mem_bytes=mem))
     assert {what.split()[1] for what in events} > {"RowsWriter.append", "WorkFolder.finish"}
     stages, kills = set(), 0

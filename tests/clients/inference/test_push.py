@@ -23,8 +23,8 @@ from tests.clients.inference.test_inference import (  # noqa: E402
     by_target,
     close,
     infer,
-    least,
     make_model,
+    minimum,
     whole,
     whole_batch,
 )
@@ -81,11 +81,11 @@ def test_tiles_change_no_byte(request, tmp_path, monkeypatch, name):
     """As if an edge took much memory while it is sorted; the last layer gives to few columns."""
     made, model = request.getfixturevalue(name), make_model("sage", depth=3)
     infer(model, made.store, tmp_path / "one.npy")
-    mem = least(model, made.store, tmp_path / "many.npy")
+    mem = minimum(model, made.store, tmp_path / "many.npy")
     monkeypatch.setattr(plan, "_edge_bytes", lambda _manifest: 16 << 10)
     many = infer(model, made.store, tmp_path / "many.npy", mem_bytes=mem + (16 << 20))
     edges = open_store(made.store).manifest.relations[0].num_edges
-    assert 5 < edges / many.plan.tile_edges <= plan.MOST_TILES
+    assert 5 < edges / many.plan.tile_edges <= plan.MAX_TILES
     assert (tmp_path / "many.npy").read_bytes() == (tmp_path / "one.npy").read_bytes()
 
 
@@ -129,7 +129,7 @@ def test_sums_equal_the_whole_graph_in_any_memory(
     ways = set()
     for columns in (0, 6, 12):
         out = tmp_path / f"{columns}.npy"
-        mem = least(model, made.store, out) + columns * column
+        mem = minimum(model, made.store, out) + columns * column
         result = infer(model, made.store, out, mem_bytes=mem)
         layer = result.plan.layers[0]
         assert (len(layer.slices) > 1) == bool(layer.later)
@@ -149,7 +149,7 @@ def test_a_graph_without_lonely_nodes_is_read_little_more_than_once(
     monkeypatch.setattr(plan, "BUFFER_BYTES", 4 << 10)
     model, made = make_model(kind, num_hidden=12), request.getfixturevalue(name)
     given = 4000 * 4 * (12 + 4 * (kind == "gat"))
-    mem = least(model, made.store, tmp_path / "y.npy") + int(share * given)
+    mem = minimum(model, made.store, tmp_path / "y.npy") + int(share * given)
     result = infer(model, made.store, tmp_path / "y.npy", mem_bytes=mem)
     (relation,) = open_store(made.store).manifest.relations
     *before, first, second, _ = result.stages
@@ -166,7 +166,7 @@ def test_a_graph_without_lonely_nodes_is_read_little_more_than_once(
 @pytest.mark.parametrize("name", ["sparse", "full"])
 def test_a_layer_that_reads_much_more_says_so(request, tmp_path, name):
     model, made = make_model("sage", num_hidden=64), request.getfixturevalue(name)
-    mem = least(model, made.store, tmp_path / "y.npy")
+    mem = minimum(model, made.store, tmp_path / "y.npy")
     for more in (0, 8 << 20):
         shown = StringIO()
         layerwise(
@@ -185,12 +185,18 @@ def test_a_layer_that_reads_much_more_says_so(request, tmp_path, name):
     ("most", "undirected"),  # edges of a node: many have none, or few
     [(1, True), (1, False), (6, False), pytest.param(6, True, marks=pytest.mark.long)],
 )
-def test_relations_push_along_edges_by_source(tmp_path, monkeypatch, undirected, most):
+def test_relations_push_along_edges_by_source(tmp_path, monkeypatch, undirected, maximum):
     """In any memory; "c" has no features, and nothing leads to it without reverses."""
     monkeypatch.setattr(plan, "BUFFER_BYTES", 4 << 10)
     nodes = {"a": 300, "b": 900, "c": 170}
     graph = random_hetero(
-        np.random.default_rng(5), nodes, RELATIONS, most, {"a": 70, "b": 3}, "b", long_degree=1500
+        np.random.default_rng(5),
+        nodes,
+        RELATIONS,
+        maximum,
+        {"a": 70, "b": 3},
+        "b",
+        long_degree=1500,
     )
     graph = with_reverses(graph) if undirected else graph
     write_hetero_store(tmp_path / "store", graph, undirected=undirected)
@@ -211,7 +217,7 @@ def test_relations_push_along_edges_by_source(tmp_path, monkeypatch, undirected,
     for columns in (0, 20 if undirected else 14):  # with room for them
         out = tmp_path / "y.npy"
         column = 4 * sum(connected.receives[name].num_rows for name in receive)
-        mem = least(model, tmp_path / "store", out) + columns * column
+        mem = minimum(model, tmp_path / "store", out) + columns * column
         result = infer(model, tmp_path / "store", out, mem_bytes=mem)
         first = result.plan.layers[0]
         assert (len(first.slices) > 1) == bool(first.later)
@@ -246,7 +252,7 @@ def test_several_types_are_read_little_more_than_once(tmp_path, monkeypatch, und
     into = {r[2] for r in graph.relations}
     sums = 4 * 64 * sum(receives[name].num_rows for name in into)
     out = tmp_path / "y.npy"
-    result = infer(model, store, out, mem_bytes=least(model, store, out) + int(share * sums))
+    result = infer(model, store, out, mem_bytes=minimum(model, store, out) + int(share * sums))
     assert (len(result.plan.layers[0].slices) > 1) == (share < 1)
     blocks = sum(r.num_blocks for r in open_store(store).manifest.relations) * 4096
     # of blocks of one page, to look at heads is to read them whole: this is left out

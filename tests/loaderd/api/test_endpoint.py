@@ -95,18 +95,18 @@ def test_a_killed_process_leaves_what_the_next_one_removes(endpoint):
 
 def test_of_many_that_claim_at_once_one_gets_it(endpoint):
     """Every round somebody holds it alone, and what the last holder left does not confuse."""
-    inside, most, refused = 0, 0, 0
+    inside, maximum, refused = 0, 0, 0
     guard, barrier = threading.Lock(), threading.Barrier(8)
 
     def contend() -> None:
-        nonlocal inside, most, refused
+        nonlocal inside, maximum, refused
         for _ in range(50):
             barrier.wait(10)
             try:
                 with claim(endpoint):
                     with guard:
                         inside += 1
-                        most = max(most, inside)
+                        maximum = max(maximum, inside)
                     with guard:
                         inside -= 1
             except EndpointInUse:
@@ -118,7 +118,7 @@ def test_of_many_that_claim_at_once_one_gets_it(endpoint):
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert most == 1
+    assert maximum == 1
     assert refused <= 50 * 7
     assert list(endpoint.path.parent.iterdir()) == []
 

@@ -47,7 +47,7 @@ def test_every_part_has_room(nodes, edges, widths, seeds, lookup, id_dtype):
     assert need.addresses * SLOT >= nodes * (8 * len(widths) + 4)
     assert need.structure * SLOT >= nodes * item + shape.total_edges * 4 + 30 * 4
     served_at_once = need.workspace + 2 + need.structure + need.addresses + len(widths)
-    assert need.least == need.seeds + max(need.lookup, served_at_once)
+    assert need.minimum == need.seeds + max(need.lookup, served_at_once)
 
 
 @pytest.mark.parametrize("edge_rows", [False, True])

@@ -17,7 +17,7 @@ from loaderd.memory.residency import (
     GraphPool,
     PinnedBlocks,
     Residency,
-    least_slots,
+    min_slots,
 )
 from loaderd.memory.slots import SlotBroker
 from tests.loaderd.harness import WAIT_S
@@ -104,7 +104,7 @@ def test_slots_that_are_reserved_are_not_taken(parts):
         parts.broker.take(1)
     parts.residency.drop(held)
     assert parts.broker.take(2)
-    assert parts.broker.graph_slots() == least_slots(30, WORKERS) == 6
+    assert parts.broker.graph_slots() == min_slots(30, WORKERS) == 6
     assert shared(parts, 0, *range(4)).left_out.tolist() == [2, 3]
     assert worker(parts, 0, 5, 6).slots.size == worker(parts, 0, 7, 8).slots.size == 2
 
@@ -220,18 +220,18 @@ class ReservationMachine(RuleBasedStateMachine):
     )
     def begin(self, num_blocks, more):
         self.num_blocks = num_blocks
-        least = least_slots(sum(num_blocks), WORKERS)
-        self.parts = Parts(num_blocks, least + more)
+        minimum = min_slots(sum(num_blocks), WORKERS)
+        self.parts = Parts(num_blocks, minimum + more)
         self.workers: list[PinnedBlocks] = []
         self.shared: list[PinnedBlocks] = []
         self.files: list[int] = []
         self.taken: list[int] = []
 
-    def blocks(self, data, most):
+    def blocks(self, data, maximum):
         file = data.draw(st.integers(0, len(self.num_blocks) - 1))
         assume(self.num_blocks[file])
         numbers = st.integers(0, self.num_blocks[file] - 1)
-        return file, data.draw(st.sets(numbers, min_size=1, max_size=most))
+        return file, data.draw(st.sets(numbers, min_size=1, max_size=maximum))
 
     @precondition(lambda self: len(self.workers) < WORKERS)
     @rule(data=st.data())

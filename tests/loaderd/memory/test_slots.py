@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from loaderd.api.errors import Refused, Shortage
 from loaderd.memory import slots
-from loaderd.memory.ledger import LEAST_SESSION
+from loaderd.memory.ledger import MIN_SESSION
 from loaderd.memory.residency import BlockPool, GraphPool
 from loaderd.memory.slots import SlotBroker
 
@@ -49,7 +49,7 @@ class Watched(threading.Condition):
 
 @pytest.mark.parametrize("run", [False, True])
 def test_who_waits_for_slots_gets_them_as_soon_as_they_are_back(monkeypatch, run):
-    monkeypatch.setattr(slots, "LOOK_WAIT_S", 30.0)
+    monkeypatch.setattr(slots, "SHORT_WAIT_S", 30.0)
     changed = Watched()
     store = Store(range(40), changed)
     taken = store.broker.take(36)
@@ -114,9 +114,9 @@ def test_the_memory_that_a_shortage_names_is_enough():
 def test_a_store_that_gives_slots_away_can_still_serve_a_session():
     store, other = Store(range(40)), Store(range(40, 48))
     given = store.broker.cede(100)
-    assert len(given) == 40 - LEAST - LEAST_SESSION
-    assert store.broker.available() == LEAST_SESSION
-    assert store.broker.num_slots == LEAST + LEAST_SESSION
+    assert len(given) == 40 - LEAST - MIN_SESSION
+    assert store.broker.available() == MIN_SESSION
+    assert store.broker.num_slots == LEAST + MIN_SESSION
     assert store.broker.cede(100) == []
     other.broker.accept(given, 10)
     assert other.broker.graph_slots() == 10

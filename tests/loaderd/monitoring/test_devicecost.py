@@ -36,8 +36,8 @@ def test_gaps_are_read_over_where_that_costs_least(pages, rates):
     count = cost.plan_runs(rows, 0, rows.size, layout, 1 << 20, runs)
     ways = [read_over(pages, gap) for gap in range(257)]
     seconds = [r * cost.run_s + p * cost.page_s for p, r in ways]
-    most = min(seconds) * 10 / 9
-    fast = [(s * p, p, r) for s, (p, r) in zip(seconds, ways, strict=True) if s <= most]
+    maximum = min(seconds) * 10 / 9
+    fast = [(s * p, p, r) for s, (p, r) in zip(seconds, ways, strict=True) if s <= maximum]
     assert (int(runs[:count, 2].sum()), count) == min(fast)[1:]
 
 

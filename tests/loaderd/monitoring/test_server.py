@@ -51,7 +51,7 @@ def test_metrics_and_status(server):
     assert "loaderd_batches_total 100.0" in text
     told = json.loads(get(server, "status.json?after=x")[1])
     assert told["status"]["sessions"][0]["session"] == 3
-    assert told["every_s"] == sightserver.LOOK_S
+    assert told["every_s"] == sightserver.SAMPLE_S
 
 
 def test_rates_come_once(server, monkeypatch):
@@ -99,7 +99,7 @@ def test_connections_that_never_finish_their_request_keep_nobody_out(server, sai
         for connection in held:
             with contextlib.suppress(OSError):  # it has been ended
                 connection.send(said)
-        for connection in held[: -sightserver.MOST_REQUESTS]:
+        for connection in held[: -sightserver.MAX_REQUESTS]:
             with contextlib.suppress(ConnectionError):
                 assert connection.recv(1) == b""
         for _ in range(20):
@@ -119,7 +119,7 @@ def test_requests_that_are_never_answered_keep_nobody_out():
         return status()
 
     with MonitoringServer("127.0.0.1", 0, wait) as server:
-        held = connections(server, sightserver.MOST_REQUESTS)
+        held = connections(server, sightserver.MAX_REQUESTS)
         try:
             for connection in held:
                 connection.send(b"GET /metrics HTTP/1.0\r\n\r\n")

@@ -49,15 +49,15 @@ def test_a_tail_is_a_step_if_every_rank_has_a_seed_of_it(seeds, batch, world, st
        st.integers(0, 4))  # fmt: skip
 def test_no_step_of_a_macro_batch_has_more_seeds_than_a_batch(seeds, batch, world, more):
     counts = np.array(seeds)
-    least = np.minimum(-(-counts // batch), counts // world)
-    total = int(least.sum()) + min(more, int((counts // world - least).sum()))
+    minimum = np.minimum(-(-counts // batch), counts // world)
+    total = int(minimum.sum()) + min(more, int((counts // world - minimum).sum()))
     steps = share_steps(counts, total, batch, world)
     assert steps.sum() == total
-    assert (steps >= least).all()
+    assert (steps >= minimum).all()
     assert (steps <= counts // world).all()
     if more:
         sizes = counts / np.maximum(steps, 1)
-        grown = np.flatnonzero(steps > least)
+        grown = np.flatnonzero(steps > minimum)
         for g in grown:  # it had the most seeds a step before it got its last one
             before = counts[g] / max(steps[g] - 1, 1)
             others = sizes[(steps < counts // world) & (np.arange(sizes.size) != g)]

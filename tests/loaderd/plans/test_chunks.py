@@ -15,7 +15,7 @@ from loaderd.api.protocol import HopBatches, Resolved
 from loaderd.plans.base import Part
 from loaderd.plans.chunks import HopPlan
 from loaderd.sampling.propagated.files import RUN_PAGES, HopArray, chosen_arrays
-from loaderd.sampling.propagated.sizing import MOST_RANGES
+from loaderd.sampling.propagated.sizing import MAX_RANGES
 from tests.differences import At
 from tests.hopstores import make_hops, write_hop_store
 from tests.reference import hop_order
@@ -42,8 +42,8 @@ def rows_of(plan: HopPlan, epoch: int, step: int) -> list[int]:
     plan.rows(unit, out)
     ranges = plan.ranges(unit)
     assert [i for a, b in ranges.tolist() for i in range(a, b)] == out.tolist()
-    assert len(ranges) <= plan.most_ranges
-    assert out.size <= plan.most_rows
+    assert len(ranges) <= plan.max_ranges
+    assert out.size <= plan.max_rows
     return out.tolist()
 
 
@@ -111,7 +111,7 @@ def test_dealing_again_changes_what_is_in_a_chunk_every_few_epochs():
     assert chunks(2) == chunks(3)
     assert not chunks(1) & chunks(2)
     assert not chunks(3) & chunks(4)
-    assert plan.most_ranges <= MOST_RANGES
+    assert plan.max_ranges <= MAX_RANGES
 
 
 @settings(deadline=None)

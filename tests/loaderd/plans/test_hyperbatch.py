@@ -92,14 +92,14 @@ def check_choice(curve: RegionCurve, memory: RowMemory, num_steps: int, step: fl
     order = np.argsort(np.where(curve.kept, -200, -curve.wanted[-1]), kind="stable").tolist()
     useful = int(np.count_nonzero(curve.wanted[-1] + curve.kept))
 
-    def least(size: int, count: int, step: float = 0.5) -> float:
+    def minimum(size: int, count: int, step: float = 0.5) -> float:
         costs = [math.inf]
         for past in np.arange(size, max(size + 1, num_steps), step):
             needs, cost = takes(curve, memory, size, past, set(order[:count]), num_steps)
             costs += [cost] if needs <= memory.room(size) else []
         return min(costs)
 
-    best = min(least(size, n) for size in range(1, num_steps + 1) for n in range(useful + 1))
+    best = min(minimum(size, n) for size in range(1, num_steps + 1) for n in range(useful + 1))
     if best == math.inf:
         assert found.batches == 1
         assert not found.stay.size
@@ -107,7 +107,7 @@ def check_choice(curve: RegionCurve, memory: RowMemory, num_steps: int, step: fl
     assert found.stay.tolist() == order[: found.stay.size]
     assert found.passing[found.stay].sum() == 0
     # not every size is tried, nor every number of minibatches whose rows are there
-    assert least(found.batches, found.stay.size, step) <= 1.4 * best
+    assert minimum(found.batches, found.stay.size, step) <= 1.4 * best
 
 
 @st.composite

@@ -86,12 +86,12 @@ class Parts:
         files = ServedFiles(SERVED, self.reader, 0, self.data, SLOT, BLOCK, "uint32")  # type: ignore[arg-type]
         self.assembler = RowAssembler(files, residency, SimpleNamespace(known=None))  # type: ignore[arg-type]
         finest = min(g.rows_per_block for g in GEOMETRY)
-        most = max(TOP // finest + 1, *(g.num_blocks for g in GEOMETRY))
+        maximum = max(TOP // finest + 1, *(g.num_blocks for g in GEOMETRY))
         self.work: Any = SimpleNamespace(
-            items=np.zeros(TOP, np.uint32), marks=np.zeros(most, np.uint8),
+            items=np.zeros(TOP, np.uint32), marks=np.zeros(maximum, np.uint8),
             rows=[RowName(s.number, s.name) for s in SERVED],
             addresses=[np.zeros(TOP, np.uint64) for _ in SERVED], blocks=np.zeros(TOP, np.int32),
-            block_starts=np.zeros(most + 1, np.int64), order=np.zeros(TOP, np.uint32),
+            block_starts=np.zeros(maximum + 1, np.int64), order=np.zeros(TOP, np.uint32),
         )  # fmt: skip
 
     def put(self, nodes: Any) -> int:

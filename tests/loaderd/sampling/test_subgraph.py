@@ -106,8 +106,8 @@ def test_workspaces_are_left_as_they_were(made):
         unit = plan.unit(0, 0)
         roots = parts.roots(unit)
         whole = sample_subgraph(parts.topology, graph, plan, unit, work, roots)
-        most, work.draws = work.draws, work.draws[: whole.num_edges - 1]
+        maximum, work.draws = work.draws, work.draws[: whole.num_edges - 1]
         with pytest.raises(WorkspaceFull):
             sample_subgraph(parts.topology, graph, plan, unit, work, roots)
-        work.draws = most
+        work.draws = maximum
         assert sample_subgraph(parts.topology, graph, plan, unit, work, roots) == whole

@@ -97,10 +97,10 @@ def test_a_batch_that_has_no_room_leaves_the_workspace_as_it_was(made):
         unit = parts.plan.unit(0, 0)
         whole = parts.topology.sample(parts.plan, unit, work, parts.roots(unit))
         n_id = work.n_id[: whole.num_nodes].copy()
-        most, work.n_id = work.n_id, work.n_id[: whole.num_nodes - 1]
+        maximum, work.n_id = work.n_id, work.n_id[: whole.num_nodes - 1]
         with pytest.raises(WorkspaceFull):
             parts.topology.sample(parts.plan, unit, work, parts.roots(unit))
-        work.n_id = most
+        work.n_id = maximum
         again = parts.topology.sample(parts.plan, unit, work, parts.roots(unit))
         assert again == whole
         assert work.n_id[: again.num_nodes].tolist() == n_id.tolist()

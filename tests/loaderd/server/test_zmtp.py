@@ -21,8 +21,8 @@ from loaderd.api.protocol import ErrorReply, encode
 from loaderd.server import zmtp
 from loaderd.server.transport import FRAME_BYTES, MESSAGE_BYTES
 from loaderd.server.zmtp import (
-    LEAST_ROOM,
     MAX_CONNECTIONS,
+    MIN_ROOM,
     PAUSE_BYTES,
     SMALL_BYTES,
     UNSENT_BYTES,
@@ -52,7 +52,7 @@ ANSWER_BYTES = 64 + 2 + 28  # greeting and READY of the router
 class Shell:
     """A router in a thread of its own, with what it has received."""
 
-    def __init__(self, path: Path, room: int = LEAST_ROOM) -> None:
+    def __init__(self, path: Path, room: int = MIN_ROOM) -> None:
         self.path, self._room = path, room
         self.messages: list[tuple[bytes, list[Any]]] = []
         self.errors: list[dict[str, Any]] = []
@@ -124,7 +124,7 @@ class Shell:
         return sum(len(c.out) for c in self.connections())
 
     def all_room(self) -> bool:
-        return bool(self.router._room == max(self._room, LEAST_ROOM)) and not self.router._waiting
+        return bool(self.router._room == max(self._room, MIN_ROOM)) and not self.router._waiting
 
     def is_alone(self) -> None:
         """Everybody has been cut off, and nothing is held of them."""
@@ -446,7 +446,7 @@ class Most:
 
 
 def test_an_endless_message_is_read_past(shell, monkeypatch):
-    most = Most(shell, monkeypatch)
+    maximum = Most(shell, monkeypatch)
     with shell.raw() as peer, shell.dealer() as dealer:
         for _ in range(50):
             peer.sendall(frame(bytes(FRAME_BYTES), MORE) + frame(b"", MORE) * 2000)
@@ -454,20 +454,20 @@ def test_an_endless_message_is_read_past(shell, monkeypatch):
         assert shell.received(1) == [[bytes(5000)]]
         peer.sendall(frame(b""))
         assert shell.received(2)[1] == []
-    assert most.in_bytes <= 2 * (SMALL_BYTES + HEAD) + 5000
+    assert maximum.in_bytes <= 2 * (SMALL_BYTES + HEAD) + 5000
     shell.is_alone()
 
 
 def test_many_who_stall_hold_no_more_than_the_room(path, monkeypatch):
     room, count = 1 << 20, 100
     with Shell(path, room) as shell, contextlib.ExitStack() as stack:
-        most = Most(shell, monkeypatch)
+        maximum = Most(shell, monkeypatch)
         stream = frame(bytes(MESSAGE_BYTES))
         peers = [stack.enter_context(shell.raw()) for _ in range(count)]
         for peer in peers:
             peer.sendall(stream[:100_000])
         shell.wait_until(lambda: sum(c.wanted > 0 for c in shell.connections()) == count - 3)
-        assert most.in_bytes <= room + count * (SMALL_BYTES + HEAD)
+        assert maximum.in_bytes <= room + count * (SMALL_BYTES + HEAD)
         with shell.dealer() as dealer:
             dealer.send(b"short")  # needs no room
             assert shell.received(1) == [[b"short"]]
@@ -534,7 +534,7 @@ def test_who_leaves_gives_back_all(shell, stream, has_room):
 
 def test_who_reads_nothing_is_not_heard_until_it_reads(shell, monkeypatch):
     """And of what it said nothing is lost: as many answers come as there were messages."""
-    most = Most(shell, monkeypatch)
+    maximum = Most(shell, monkeypatch)
     shell.answers, shell.answer = True, ErrorReply(error="Refused", message="x" * 1000)
     count, size = 3000, len(frame(encode(shell.answer)))
     with shell.raw() as peer, shell.dealer() as other:
@@ -547,7 +547,7 @@ def test_who_reads_nothing_is_not_heard_until_it_reads(shell, monkeypatch):
         take(peer, ANSWER_BYTES)
         assert take(peer, count * size) == frame(encode(shell.answer)) * count
         writer.join(END_S)
-    assert most.out_bytes <= PAUSE_BYTES + size
+    assert maximum.out_bytes <= PAUSE_BYTES + size
     assert len(shell.messages) == count + 1
 
 

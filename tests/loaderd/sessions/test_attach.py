@@ -46,7 +46,7 @@ def test_an_attach_that_loads_the_graph_leaves_workers_their_share(store, monkey
         before = held(engine)
         assert engine.broker.graph_preferred == engine.budget.graph_blocks > 100
         first = sessions.attach("minibatch")
-        taken = shrink(engine, engine.budget.graph_least)
+        taken = shrink(engine, engine.budget.graph_min)
         gate, stopped, drop = threading.Event(), threading.Event(), engine.graph.drop
 
         def drop_at_the_gate(pinned):

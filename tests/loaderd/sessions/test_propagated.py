@@ -74,8 +74,8 @@ def parts():
         closer=SimpleNamespace(put=lambda step: threading.Thread(target=step).start()),
         budget=SimpleNamespace(slot_bytes=4096),
     )  # fmt: skip
-    cut = HopSizing(True, False, 0, 1, WINDOW, 0, 0, 2)
-    memory: Any = SimpleNamespace(cut=cut, allocation=[], free=lambda: None)
+    sizing = HopSizing(True, False, 0, 1, WINDOW, 0, 0, 2)
+    memory: Any = SimpleNamespace(sizing=sizing, allocation=[], free=lambda: None)
     source = Source()
     session = PropagatedSession(resources, 4, plan, [], memory, source, threading.Event())
     yield session, source, out

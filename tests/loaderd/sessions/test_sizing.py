@@ -91,8 +91,8 @@ def checked(store: Store, mem: int, plan: str, workers: int, request: dict[str, 
     try:
         budget = make_budget(store.manifest, settings)
         asked = Attach(token=0, request=1, plan=plan, **request)
-        most = budget.num_slots - budget.graph_least
-        check_possible(store.manifest, asked, settings, budget, most)
+        maximum = budget.num_slots - budget.graph_min
+        check_possible(store.manifest, asked, settings, budget, maximum)
     except (BudgetTooSmall, Refused) as error:
         return str(error)
     return ""
@@ -188,11 +188,11 @@ def test_hyperbatches_are_refused_in_no_budget_in_which_minibatches_are_served(
     def refused(slots: int) -> bool:
         return bool(checked(store, mem(slots), "minibatch", workers, request_))
 
-    least = bisect.bisect_left(range(200), True, key=lambda slots: not refused(slots))
-    assert attempt(store.path, mem(least - 1), "minibatch", workers, request_)
+    minimum = bisect.bisect_left(range(200), True, key=lambda slots: not refused(slots))
+    assert attempt(store.path, mem(minimum - 1), "minibatch", workers, request_)
     for more in range(0, 24, 4):
         plan = ("auto", "hyperbatch")[more // 4 % 2]
-        assert not attempt(store.path, mem(least + more), plan, workers, request_), (plan, more)
+        assert not attempt(store.path, mem(minimum + more), plan, workers, request_), (plan, more)
 
 
 def test_numbers_of_seeds_are_refused_before_they_are_sent_with_what_would_do(
@@ -214,13 +214,13 @@ def test_a_fanout_beyond_the_graph_needs_no_more_than_the_graph(stores: dict[int
     """Seeds of a batch may be equal, what is found of them is not."""
     store = open_store(stores[4096])
 
-    def least(hops: int, **fields: Any) -> int:
+    def minimum(hops: int, **fields: Any) -> int:
         request = {"num_neighbors": (1 << 16,) * hops, "batch_size": 64} | fields
         return walk(lambda mem: checked(store, mem, "auto", 2, request))
 
     edges = sum(relation.num_edges for relation in store.manifest.relations)
-    assert least(16) - least(1) < 15 * 24 * edges / MIB + 15 * 24 * NODES / MIB
-    assert least(2, edges=SeedEdges(), split="all") < 100
+    assert minimum(16) - minimum(1) < 15 * 24 * edges / MIB + 15 * 24 * NODES / MIB
+    assert minimum(2, edges=SeedEdges(), split="all") < 100
 
 
 @pytest.mark.parametrize("num_bytes", [1, MIB, 999 * MIB + 1, 1100 * MIB])

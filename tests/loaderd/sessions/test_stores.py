@@ -122,7 +122,7 @@ def test_a_reload_leaves_sessions_at_work_undisturbed(folders, tmp_path):
 def test_a_reload_takes_tables_out_of_free_slots_if_nothing_is_set_aside(folders, tmp_path):
     changed = make_store(tmp_path / "b", 7)
     with Daemon(folders[:2], 24 << 20) as daemon:
-        arena, most = daemon.stores.arena, 0
+        arena, maximum = daemon.stores.arena, 0
         for paths in ([folders[0], changed], [folders[0], folders[1], folders[2]], folders[:2]):
             daemon.paths = paths
             assert daemon.service.reload()
@@ -134,9 +134,9 @@ def test_a_reload_takes_tables_out_of_free_slots_if_nothing_is_set_aside(folders
             tables = sum(len(run) for run in daemon.stores._tables.values())
             owned = sum(e.broker.num_slots for e in daemon.stores.all())
             assert owned + tables == arena.num_slots
-            most = max(most, tables)
+            maximum = max(maximum, tables)
             assert sum(e.num_bytes for e in daemon.service.status()[0]) <= 24 << 20
-        assert most
+        assert maximum
         daemon.paths = folders[:1]
         daemon.service.reload()
         assert sum(e.broker.num_slots for e in daemon.stores.all()) == arena.num_slots

@@ -127,7 +127,7 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "_FIXED_BYTES", 0)
 
 
-def least(path: Path, asked: Derivation) -> int:
+def minimum(path: Path, asked: Derivation) -> int:
     """The least memory that a refusal names."""
     with pytest.raises(BudgetTooSmall) as caught:
         derive(path, asked, QUIET, 1000)
@@ -226,7 +226,7 @@ def test_the_least_memory_does(tmp_path: Path, relation: str):
     ingest(graph, tmp_path / "whole", OPTIONS, QUIET)
     shutil.copytree(tmp_path / "whole", tmp_path / "least")
     asked = Derivation("author", "paper", relation, "sum")
-    smallest = least(tmp_path / "least", asked)
+    smallest = minimum(tmp_path / "least", asked)
     result = derive(tmp_path / "least", asked, QUIET, smallest)
     derive(tmp_path / "whole", asked, QUIET)
     assert tree(tmp_path / "least") == tree(tmp_path / "whole")

@@ -28,17 +28,17 @@ def cached_bytes(path) -> int:
 
 
 def test_what_is_written_and_read_leaves_the_page_cache(tmp_path):
-    path, most = tmp_path / "array", 0
+    path, maximum = tmp_path / "array", 0
     with ArrayFile(path, np.uint32) as file:
         for first in range(0, COUNT, PIECE):
             file.append(np.arange(first, first + PIECE, dtype=np.uint32))
-            most = max(most, cached_bytes(path))
-        if most >= 4 * COUNT and tmp_path.stat().st_dev == Path("/dev/shm").stat().st_dev:
+            maximum = max(maximum, cached_bytes(path))
+        if maximum >= 4 * COUNT and tmp_path.stat().st_dev == Path("/dev/shm").stat().st_dev:
             pytest.skip("tmpfs: files are memory")
-        assert most <= 24 << 20
+        assert maximum <= 24 << 20
         for number, piece in enumerate(file.pieces(0, COUNT, PIECE)):
             first = number * PIECE
             assert np.array_equal(piece, np.arange(first, first + PIECE, dtype=np.uint32))
-            most = max(most, cached_bytes(path))
-    assert most <= 24 << 20
+            maximum = max(maximum, cached_bytes(path))
+    assert maximum <= 24 << 20
     assert cached_bytes(path) <= 8 << 20

@@ -20,16 +20,16 @@ from tests.stores import write_store
 
 
 @settings(max_examples=12)
-@given(graph=csc_graphs(max_multi_block=2), most=st.sampled_from([1, 7, 500, 10**6]))
-def test_edges_in_pieces(tmp_path_factory, graph, most: int):
+@given(graph=csc_graphs(max_multi_block=2), maximum=st.sampled_from([1, 7, 500, 10**6]))
+def test_edges_in_pieces(tmp_path_factory, graph, maximum: int):
     path = tmp_path_factory.mktemp("stored") / "store"
     manifest = write_store(path, graph, [0])
     targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
     pieces = [
         (t.copy(), s.copy())
-        for t, s in stored_edges(open_store(path), manifest.relations[0], most, 8192)
+        for t, s in stored_edges(open_store(path), manifest.relations[0], maximum, 8192)
     ]
-    assert all(0 < t.size <= most for t, _ in pieces)
+    assert all(0 < t.size <= maximum for t, _ in pieces)
     assert [t for piece, _ in pieces for t in piece.tolist()] == targets.tolist()
     assert [s for _, piece in pieces for s in piece.tolist()] == graph.indices.tolist()
 

@@ -36,7 +36,7 @@ def read(path: Path, array: Any, count: int) -> np.ndarray:
 @pytest.fixture(params=[8, 50, 1 << 20])
 def span(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes at once."""
-    monkeypatch.setattr(strided, "_MOST_SPAN", request.param)
+    monkeypatch.setattr(strided, "_MAX_SPAN", request.param)
     return int(request.param)
 
 

@@ -172,7 +172,7 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hops_plan, "_INTERPRETER_BYTES", 0)
 
 
-def least(path: Path, asked: HopsRequest, threads: int) -> int:
+def minimum(path: Path, asked: HopsRequest, threads: int) -> int:
     """The least memory that a refusal names."""
     with pytest.raises(BudgetTooSmall) as caught:
         make_hops(path, asked, QUIET, 1000, threads)
@@ -219,7 +219,7 @@ def test_the_least_memory_does(tmp_path: Path):
     ingest(graph, tmp_path / "whole", replace(OPTIONS, block_bytes=65536), QUIET)
     shutil.copytree(tmp_path / "whole", tmp_path / "least")
     asked = HopsRequest(("row", "heat"), hops=1, t=0.1)
-    smallest = least(tmp_path / "least", asked, 2)
+    smallest = minimum(tmp_path / "least", asked, 2)
     result = make_hops(tmp_path / "least", asked, QUIET, smallest, threads=2)
     assert (result.plan.width, result.plan.num_slices, result.plan.resident) == (1, 9, False)
     make_hops(tmp_path / "whole", asked, QUIET)

@@ -54,24 +54,24 @@ OPTIONS = st.builds(
 )
 
 
-def least(error: BudgetTooSmall) -> int:
+def minimum(error: BudgetTooSmall) -> int:
     """The bytes that a message says would do."""
     found = re.search(r"expected at least --mem (\w+) ", str(error))
     assert found is not None
     return parse_bytes(found[1])
 
 
-def least_of(contents: Contents, options: IngestOptions) -> int:
+def minimum_of(contents: Contents, options: IngestOptions) -> int:
     """The least that a plan asks for."""
     with pytest.raises(BudgetTooSmall) as caught:
         plan_memory(contents, replace(options, mem_bytes=1))
-    return least(caught.value)
+    return minimum(caught.value)
 
 
 @given(source=SIZES, options=OPTIONS, column=st.integers(0, 1 << 32))
 def test_the_least_that_is_named_does_and_less_does_not(source, options, column):
     contents = list_contents(source, options)
-    enough = replace(options, mem_bytes=least_of(contents, options))
+    enough = replace(options, mem_bytes=minimum_of(contents, options))
     job = IngestJob(source, contents, enough, *plan_memory(contents, enough))
     unit = MB if enough.mem_bytes < 100_000 * MB else 1024 * MB  # that the least is named in
     with pytest.raises(BudgetTooSmall):
@@ -79,7 +79,7 @@ def test_the_least_that_is_named_does_and_less_does_not(source, options, column)
     try:
         check_longest(job, column)
     except BudgetTooSmall as error:
-        more = replace(options, mem_bytes=least(error))
+        more = replace(options, mem_bytes=minimum(error))
         assert more.mem_bytes > enough.mem_bytes
         job = IngestJob(source, contents, more, *plan_memory(contents, more))
         check_longest(job, column)
@@ -88,7 +88,7 @@ def test_the_least_that_is_named_does_and_less_does_not(source, options, column)
 @given(source=SIZES, options=OPTIONS, spare=st.integers(0, 1 << 32))
 def test_what_is_shared_out_is_there(source, options, spare):
     contents = list_contents(source, options)
-    options = replace(options, mem_bytes=least_of(contents, options) + spare)
+    options = replace(options, mem_bytes=minimum_of(contents, options) + spare)
     buffer, share = plan_memory(contents, options)
     assert buffer >= options.block_bytes
     assert share >= 8 * max(r.source.row_bytes for r in contents.rows())

@@ -99,12 +99,12 @@ def test_the_first_id_outside_is_told(ids, limit):
 
 
 @given(st.lists(st.integers(0, 9), max_size=20), st.integers(30, 90))
-def test_ranges_of_columns_are_cut_as_late_as_they_can_be(counts, most):
-    bounds, sizes = k.cut_ranges(np.array(counts, np.uint32), 3, 2, most)
+def test_ranges_of_columns_are_cut_as_late_as_they_can_be(counts, maximum):
+    bounds, sizes = k.cut_ranges(np.array(counts, np.uint32), 3, 2, maximum)
     assert (bounds[0], bounds[-1]) == (0, len(counts))
     for r in range(sizes.size):
         low, high = int(bounds[r]), int(bounds[r + 1])
         assert sizes[r] == sum(counts[low:high])
         taken = sum(3 * c + 2 for c in counts[low:high])
-        assert taken <= most
-        assert high == len(counts) or taken + 3 * counts[high] + 2 > most
+        assert taken <= maximum
+        assert high == len(counts) or taken + 3 * counts[high] + 2 > maximum

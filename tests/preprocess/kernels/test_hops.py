@@ -140,12 +140,12 @@ def test_rows_are_added_edge_by_edge(edges, width: int, first: int, ids: Any, da
     summed, greatest = before.copy(), before.copy()
     add_rows(False, rows, first, origins, targets, low, high, summed)
     add_rows(True, rows, first, origins, targets, low, high, greatest)
-    expected, most = before.copy(), before.copy()
+    expected, maximum = before.copy(), before.copy()
     for origin, target in edges:
         expected[target, low:high] += rows[origin, low:high]
-        most[target, low:high] = np.maximum(most[target, low:high], rows[origin, low:high])
+        maximum[target, low:high] = np.maximum(maximum[target, low:high], rows[origin, low:high])
     assert np.array_equal(summed, expected)
-    assert np.array_equal(greatest, most)
+    assert np.array_equal(greatest, maximum)
     counts = np.zeros(9, np.uint32)
     count_ids(targets, 0, counts)
     assert counts.tolist() == np.bincount(targets.astype(np.int64), minlength=9).tolist()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from blockstore.kernels.order import count_nodes
 from loaderd.sampling.hyperbatch.regions import TypeRows
 from loaderd.sampling.packed.format import NOWHERE
-from preprocess.packs.plan import MOST_WANTS, Grouping, choose_hot, count_levels, hot_nodes
+from preprocess.packs.plan import MAX_WANTS, Grouping, choose_hot, count_levels, hot_nodes
 
 TYPES = [TypeRows(0, 20, (0,), (8,)), TypeRows(30, 30, (1, 2), (4, 20))]  # 20 to 29 have no rows
 NUM_NODES = 60
@@ -22,7 +22,7 @@ BATCHES = st.lists(
 def wanted(batches: Any) -> np.ndarray:
     wants = np.zeros(NUM_NODES, np.uint16)
     for batch in batches:
-        count_nodes(np.array(batch, np.uint32), MOST_WANTS, wants)
+        count_nodes(np.array(batch, np.uint32), MAX_WANTS, wants)
     return wants
 
 
@@ -61,17 +61,17 @@ def test_the_rows_wanted_most_for_their_bytes_stay(batches, num_bytes):
 def test_a_count_does_not_start_again():
     wants = np.full(3, 65534, np.uint16)
     for _ in range(3):
-        count_nodes(np.array([1], np.uint32), MOST_WANTS, wants)
+        count_nodes(np.array([1], np.uint32), MAX_WANTS, wants)
     assert wants.tolist() == [65534, 65535, 65534]
 
 
-def naive_groups(batches: Any, hot: list[int], most: int) -> list[tuple[int, int, list[int]]]:
+def naive_groups(batches: Any, hot: list[int], maximum: int) -> list[tuple[int, int, list[int]]]:
     """(first batch, end, nodes)."""
     width = {n: sum(t.row_bytes) for t in TYPES for n in range(t.first, t.first + t.num_nodes)}
     found, first, nodes = [], 0, set[int]()
     for i, batch in enumerate(batches):
         own = {n for n in batch if n in width and n not in hot}
-        if i > first and sum(width[n] for n in nodes | own) > most:
+        if i > first and sum(width[n] for n in nodes | own) > maximum:
             found.append((first, i, sorted(nodes)))
             first, nodes = i, set()
         nodes |= own
@@ -80,11 +80,11 @@ def naive_groups(batches: Any, hot: list[int], most: int) -> list[tuple[int, int
 
 @settings(max_examples=200)
 @given(BATCHES, st.integers(0, 300), st.integers(1, 400))
-def test_a_group_has_each_row_once_and_every_node_a_place(batches, num_bytes, most):
+def test_a_group_has_each_row_once_and_every_node_a_place(batches, num_bytes, maximum):
     hot = chosen(batches, num_bytes)
     arrays = [np.array(batch, np.uint32) for batch in batches]
-    grouping = Grouping(NUM_NODES, TYPES, np.array(hot, np.uint32), most)
-    expected, seen = naive_groups(batches, hot, most), []
+    grouping = Grouping(NUM_NODES, TYPES, np.array(hot, np.uint32), maximum)
+    expected, seen = naive_groups(batches, hot, maximum), []
     for group in grouping.groups(len(arrays), lambda i: arrays[i]):
         nodes = group.nodes.tolist()
         seen.append((group.first, group.stop, nodes))

@@ -37,7 +37,7 @@ from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_commands import run as run_command
 from tests.preprocess.test_hetero import citations, edge_arrays, stored_blocks
 from tests.preprocess.test_resume import stopped, tree
-from tests.preprocess.test_stores import least
+from tests.preprocess.test_stores import minimum
 
 HALOS = InfluenceOptions(hubs=0.1, halo=0.4)
 OPTIONS = IngestOptions(block_bytes=4096, influence=HALOS)
@@ -310,7 +310,7 @@ def test_memory_does_not_show(tmp_path: Path):
         block_bytes=1 << 14, edge_ids=True, undirected=True, split=(0.5, 0.3, 0.2),
         partition=PartitionOptions(20, "random"), influence=InfluenceOptions(hubs=0.02, halo=0.5),
     )  # fmt: skip
-    least(papers(), tmp_path / "least", options)
+    minimum(papers(), tmp_path / "least", options)
     found = {open_store(tmp_path / "least").manifest.fingerprint}
     options = replace(options, mem_bytes=1 << 30)
     found.add(ingest(papers(), tmp_path / "roomy", options, QUIET).manifest.fingerprint)

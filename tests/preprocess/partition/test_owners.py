@@ -169,9 +169,9 @@ def test_weights_are_those_of_the_formula(frontier: str, kind: Any):
     made = weigh_nodes(degrees, (found, counts), kind)
     for v, degree in enumerate(degrees.tolist()):
         edges = times = 0.0
-        for hop, most in enumerate((10, 3, degree)):
+        for hop, maximum in enumerate((10, 3, degree)):
             layers = 3 - hop if frontier == "new" else 1
-            edges += layers * counts[hop, v] * min(most, degree) / 8
+            edges += layers * counts[hop, v] * min(maximum, degree) / 8
             times += layers * counts[hop, v] / 8
         assert made.node[v] == pytest.approx(edges if kind == "edges" else times)
         assert made.edge[v] * degree == pytest.approx(edges)

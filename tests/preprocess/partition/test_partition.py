@@ -34,7 +34,7 @@ from tests.preprocess.naive import ArraySource, Graph
 from tests.preprocess.partitions import communities, ingest_parts, stream
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_resume import tree
-from tests.preprocess.test_stores import least
+from tests.preprocess.test_stores import minimum
 
 MB = 1 << 20
 needs_metis = pytest.mark.skipif(
@@ -174,14 +174,14 @@ def test_hubs_of_one_class_do_not_fill_a_partition(tmp_path: Path):
     labels = np.array([0] * 200 + [0, 1, 2, 3] * 200)
     free = run(lists, labels, 4, PartitionOptions(8, alpha=0.1, deviations=0), tmp_path)
     held = run(lists, labels, 4, PartitionOptions(8, alpha=0.1, deviations=0.2), tmp_path)
-    most = {
+    maximum = {
         f: np.bincount(found.partition[labels == 0], minlength=8).max()
         for f, found in (("free", free), ("held", held))
     }
-    assert most["free"] > 100
+    assert maximum["free"] > 100
     limit = class_limits(PartitionOptions(8, deviations=0.2), np.array([400, 0]))[0]
     assert limit == 50 + int(0.2 * (50**0.5 + 5 * 20**0.5))
-    assert most["held"] <= limit + 1  # the emptiest one is open to all
+    assert maximum["held"] <= limit + 1  # the emptiest one is open to all
     assert held.report.kl_mean < free.report.kl_mean / 2
 
 
@@ -321,7 +321,7 @@ def test_a_store_stands_partition_by_partition(tmp_path: Path, order: Any):
     pairs, group = communities(1500, 9, 12, seed=8)
     source = ArraySource(1500, pairs, rows_of(group))
     options = IngestOptions(block_bytes=4096, order=order, partition=PartitionOptions(12))
-    least(source, tmp_path / "least", options)
+    minimum(source, tmp_path / "least", options)
     ingest(source, tmp_path / "roomy", replace(options, mem_bytes=256 * MB), QUIET)
     assert tree(tmp_path / "least") == tree(tmp_path / "roomy")
     verify_store(tmp_path / "least")
@@ -352,7 +352,7 @@ def test_a_run_that_was_stopped_goes_on(
     pairs = (5000 * rng.random((150_000, 2)) ** 2).astype(np.int64)
     source = ArraySource(5000, pairs, rows_of(rng.integers(0, 9, 5000)))
     options = IngestOptions(block_bytes=4096, partition=PartitionOptions(12, passes=2))
-    smallest = least(source, tmp_path / "whole", options)
+    smallest = minimum(source, tmp_path / "whole", options)
     options = replace(options, mem_bytes=mem or smallest)
 
     def stop(*_: Any) -> Any:

@@ -83,7 +83,7 @@ def tight(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(plan, "_FIXED_BYTES", 0)
 
 
-def with_least(old: Path, new: Path, **more: Any) -> IngestResult:
+def with_minimum(old: Path, new: Path, **more: Any) -> IngestResult:
     """In the least memory that a repartition names."""
     mem = 1
     while True:
@@ -110,7 +110,7 @@ def with_least(old: Path, new: Path, **more: Any) -> IngestResult:
 def test_it_is_the_ingest_with_that_partition(tmp_path: Path, options: IngestOptions):
     options = replace(options, block_bytes=4096, order="source", mem_bytes=64 * MB)
     ingest(library(), tmp_path / "old", options, QUIET)
-    made = with_least(tmp_path / "old", tmp_path / "new").manifest
+    made = with_minimum(tmp_path / "old", tmp_path / "new").manifest
     verify_store(tmp_path / "new")
     assert made.partitioning is not None
     assert made.partitioning.num_train == 120

@@ -136,8 +136,8 @@ def test_ids_become_wider_where_uint32_does_not_hold_them(
 ):
     nodes = [b"key %d" % i for i in range(100)]
     done: list[int] = []
-    for most, dtype in ((100, np.uint32), (99, np.uint64)):
-        monkeypatch.setattr(idmap, "_NARROW", most)
+    for maximum, dtype in ((100, np.uint32), (99, np.uint64)):
+        monkeypatch.setattr(idmap, "_NARROW", maximum)
         column = key_column(nodes[::-1], tmp_path / "edges")
         first = key_column(nodes, tmp_path / "nodes")
         found = map_keys(first, [column], tmp_path, sizes, bytes.decode, done.append)
@@ -152,11 +152,11 @@ def test_a_key_that_does_not_fit_says_so(tmp_path: Path):
         table_bytes_of(1 << 20)
 
 
-@pytest.mark.parametrize("most_bytes", [5_000, 70_000, 1 << 20])
-def test_tables_grow_within_what_they_are_given(most_bytes: int):
-    table, i = idmap._Table(most_bytes), 0
+@pytest.mark.parametrize("max_bytes", [5_000, 70_000, 1 << 20])
+def test_tables_grow_within_what_they_are_given(max_bytes: int):
+    table, i = idmap._Table(max_bytes), 0
     while not table.is_full:
         i += 1
         table.find(texts([b"%d %d" % (i, k) for k in range(64)]), idmap.DEFINE)
     arrays = (table._slots, table._hashes, table._starts, table._held)
-    assert most_bytes // 8 < sum(a.nbytes for a in arrays) <= most_bytes + 64
+    assert max_bytes // 8 < sum(a.nbytes for a in arrays) <= max_bytes + 64

@@ -79,8 +79,8 @@ def test_what_no_order_of_discovery_explains_is_noticed():
 
 @pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("local", [[2, 3, 0, 4], [1, 2, 3, 4], [2, 2, 3, 4]])
-@pytest.mark.parametrize("most", [3, 255, 256, 1 << 20])
-def test_a_batch_comes_back_from_an_area_as_it_was(trees, local, most):
+@pytest.mark.parametrize("maximum", [3, 255, 256, 1 << 20])
+def test_a_batch_comes_back_from_an_area_as_it_was(trees, local, maximum):
     """Two seeds, and three nodes that four edges find."""
     work, again = make_work(20, trees=trees), make_work(20, trees=trees)
     rng = np.random.default_rng(1)
@@ -89,7 +89,7 @@ def test_a_batch_comes_back_from_an_area_as_it_was(trees, local, most):
         values = getattr(work, name)
         values[:] = rng.integers(1, 200, values.shape)
     work.local[:4] = local
-    work.counts[:2] = [most, 1]
+    work.counts[:2] = [maximum, 1]
     structure = STRUCTURE._replace(num_ends=3)
     area = StructureArea(np.zeros(4096, np.uint8))
     sampled = compact(7, Unit(0, 1, 3, 5), structure, work, area)

@@ -23,16 +23,16 @@ def _arrays(unit: Unit) -> StructureArrays:
 
 
 class Sampler:
-    """Samples at most `most` batches an area; `before` is called first, and may raise."""
+    """Samples at most `maximum` batches an area; `before` is called first, and may raise."""
 
-    def __init__(self, most: int = 3) -> None:
-        self.most, self.before = most, lambda _units: None
+    def __init__(self, maximum: int = 3) -> None:
+        self.maximum, self.before = maximum, lambda _units: None
 
     def sample(self, units: Any, first: int, area: StructureArea, cancelled: Any) -> list[Sampled]:
         self.before(units)
         return [
             Sampled(first + i, unit, None, _arrays(unit), area)  # type: ignore[arg-type]
-            for i, unit in enumerate(units[: self.most])
+            for i, unit in enumerate(units[: self.maximum])
         ]
 
 
@@ -234,7 +234,7 @@ def test_an_error_ends_its_run_and_the_next_one_works():
 
 def test_a_batch_without_room_is_an_error():
     with session() as parts:
-        parts.sampler.most = 0
+        parts.sampler.maximum = 0
         parts.begin(1, 0, 0)
         _, text = parts.hand.errors.get(timeout=WAIT_S)
         assert "more than there is room for" in text

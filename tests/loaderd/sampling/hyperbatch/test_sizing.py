@@ -13,9 +13,9 @@ from loaderd.sampling.hyperbatch.regions import TypeRows, region_rows, rows_by_t
 from loaderd.sampling.hyperbatch.sizing import (
     Estimate,
     PassEstimate,
-    cut_hyper,
     region_curve,
     share_rows,
+    size_hyperbatches,
 )
 from loaderd.sampling.rows import ServedFiles
 
@@ -39,14 +39,14 @@ def test_a_cut_takes_no_more_than_there_is(room, together, asked):
     wanted = tuple(spread(n, regions) for n in (10_000, 18_000, 30_000))
     passes = PassEstimate(1 << 19, 1 << 18, 1 << 20, 1 << 17, 2, 500 << 20) if together else None
     estimate = Estimate(100, 1 << 20, 1 << 20, 10_000, NEED.structure << 20, wanted, passes)
-    cut = cut_hyper(room, FILES, NEED, estimate, 8, 4, asked)
+    cut = size_hyperbatches(room, FILES, NEED, estimate, 8, 4, asked)
     if cut is None:
         assert not together or asked == 1 or room < 100
         return
     assert cut.slots(8) <= room
     assert 1 <= cut.size <= (asked or 100)
     assert cut.chunk * cut.areas >= cut.size
-    assert cut.quota >= NEED.least_quota
+    assert cut.quota >= NEED.min_quota
     assert cut.area >= NEED.structure
     assert bool(cut.sampling.slots) == bool(together)
     assert bool(cut.shares) == bool(cut.rows + cut.staying) == bool(cut.tables)
@@ -58,19 +58,19 @@ def test_areas_that_hold_the_worst_batch_hold_several_usual_ones():
     usual = 2 << 20
     wanted = tuple(spread(n, region_rows(rows_by_type(SERVED)[0]).size) for n in (90_000, 150_000))
     estimate = Estimate(100, 1 << 20, usual, 90_000, 9 << 20, wanted)
-    cut = cut_hyper(160, FILES, NEED, estimate, 8, 4, 5)
+    cut = size_hyperbatches(160, FILES, NEED, estimate, 8, 4, 5)
     assert cut is not None
     assert (cut.size, cut.area, cut.chunk, cut.areas) == (5, 9, 4, 5)
 
 
 @pytest.mark.parametrize(("usual", "least", "most"), [(1 << 16, 100, 400), (9 << 20, 1, 3)])
-def test_more_batches_are_known_where_structures_are_small(usual, least, most):
+def test_more_batches_are_known_where_structures_are_small(usual, minimum, maximum):
     regions = region_rows(rows_by_type(SERVED)[0]).size
     wanted = tuple(spread(n, regions) for n in (90_000, 150_000))
     estimate = Estimate(1000, 1 << 20, usual, 90_000, 1 << 20, wanted)
-    cut = cut_hyper(800, FILES, NEED, estimate, 8, 4, 5)
+    cut = size_hyperbatches(800, FILES, NEED, estimate, 8, 4, 5)
     assert cut is not None
-    assert least <= cut.chunk * cut.areas - 2 * cut.size <= most
+    assert minimum <= cut.chunk * cut.areas - 2 * cut.size <= maximum
 
 
 SLOT = 400_000  # nothing is left over of one
@@ -136,18 +136,18 @@ def test_a_session_that_finds_rows_in_memory_adds_others():
     heat = np.arange(regions, 0, -1) / regions
     wanted = tuple((heat * n).astype(np.int64) for n in (100, 150, 220, 300, 400))
     estimate = Estimate(1000, 1 << 20, 1 << 16, 90_000, 1 << 20, wanted)
-    alone = cut_hyper(60, FILES, NEED, estimate, 8, 4, 5)
+    alone = size_hyperbatches(60, FILES, NEED, estimate, 8, 4, 5)
     assert alone is not None
     (first,) = alone.shares
     assert 0 < first.stay.size < regions
     kept = np.isin(np.arange(regions), first.stay)
-    second = cut_hyper(60, FILES, NEED, estimate._replace(kept=kept), 8, 4, 5)
+    second = size_hyperbatches(60, FILES, NEED, estimate._replace(kept=kept), 8, 4, 5)
     assert second is not None
     (share,) = second.shares
     assert share.stay.size
     assert not np.isin(share.stay, first.stay).any()
     assert second.slots(8) <= 60
-    everything = cut_hyper(60, FILES, NEED, estimate._replace(kept=~NO_REGION), 8, 4, 5)
+    everything = size_hyperbatches(60, FILES, NEED, estimate._replace(kept=~NO_REGION), 8, 4, 5)
     assert everything is not None
     assert everything.staying == everything.rows == 0
 
@@ -158,10 +158,10 @@ def test_next_to_all_rows_stay_where_there_is_room_for_next_to_all(more):
     regions = region_rows(rows_by_type(SERVED)[0]).size
     wanted = tuple(spread(n, regions) for n in (100_000, 180_000, 300_000))
     estimate = Estimate(100, 1 << 20, 1 << 20, 10_000, 1 << 20, wanted)
-    least = -(-1_000_000 * 64 // (1 << 20))
+    minimum = -(-1_000_000 * 64 // (1 << 20))
     stay = []
-    for room in range(least, least + 60, more):
-        cut = cut_hyper(room, FILES, NEED, estimate, 8, 4, 0)
+    for room in range(minimum, minimum + 60, more):
+        cut = size_hyperbatches(room, FILES, NEED, estimate, 8, 4, 0)
         stay.append(cut.shares[0].stay_rows if cut is not None and cut.shares else 0)
     assert stay[-1] == 1_000_000
     known = stay[stay.index(next(n for n in stay if n)) :]

@@ -99,7 +99,7 @@ def test_where_room_ends_the_first_batches_are_whole(made, case):
 
 def early(case: str, num_bytes: int, scratch_bytes: int = 1 << 21) -> SamplingMemory:
     hops = len(CASES[case]["fanouts"])
-    return SamplingMemory.cut(
+    return SamplingMemory.carve(
         np.zeros(scratch_bytes + (hops - 1) * num_bytes, np.uint8), hops - 1, num_bytes
     )
 

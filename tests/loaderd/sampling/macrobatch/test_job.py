@@ -94,7 +94,7 @@ def num_memories(serving: Serving) -> int:
 
 
 @pytest.fixture(scope="module")
-def least_mem(store):
+def min_mem(store):
     """Bytes with which so many ranks are served out of so many memories, and no more."""
 
     def fits(mem: int, world: int, memories: int) -> bool:
@@ -125,9 +125,9 @@ def least_mem(store):
     return found
 
 
-def test_the_next_epoch_is_read_before_it_begins(store, least_mem):
+def test_the_next_epoch_is_read_before_it_begins(store, min_mem):
     """In memory for one macro-batch, as soon as the last one is given back."""
-    serving = Serving(store, least_mem(1, 1))
+    serving = Serving(store, min_mem(1, 1))
     trainer = attach(serving, 0, 1)
     assert num_memories(serving) == 1
     trainer.start()
@@ -165,11 +165,11 @@ def test_ranks_read_as_much_as_one(store, alone, world):
     ],
 )  # fmt: skip
 def test_a_rank_that_stops_holds_nobody_up_and_goes_on_afterwards(
-    store, alone, least_mem, tight, held, monkeypatch
+    store, alone, min_mem, tight, held, monkeypatch
 ):
     """In a budget without room for another macro-batch it keeps one of the two."""
     monkeypatch.setattr(service, "RANK_WAIT_S", 0.0)  # parted whenever another one waits
-    serving = Serving(store, least_mem(3, 2) if tight else ROOM)
+    serving = Serving(store, min_mem(3, 2) if tight else ROOM)
     ranks = [attach(serving, rank, 3) for rank in range(3)]
     expected = [alone(rank, 3)[0] for rank in range(3)]
     steps = steps_of(serving, ranks[0])
@@ -237,9 +237,9 @@ def test_ranks_that_wait_for_each_other_in_each_step_go_on(store, world, mem, se
 
 
 @pytest.mark.parametrize("memories", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_ranks_are_served_in_a_budget_of_one_jobs_memories(store, alone, least_mem, memories):
+def test_ranks_are_served_in_a_budget_of_one_jobs_memories(store, alone, min_mem, memories):
     """Ranks that go on in step, as they do in training, read each macro-batch once."""
-    serving = Serving(store, least_mem(4, memories))
+    serving = Serving(store, min_mem(4, memories))
     ranks = [attach(serving, rank, 4) for rank in range(4)]
     assert num_memories(serving) == memories
     expected = [alone(rank, 4)[0] for rank in range(4)]

@@ -119,8 +119,8 @@ def test_all_is_loaded_piece_by_piece(monkeypatch):
 class Broker:
     """Slots that are taken in turn."""
 
-    def __init__(self, most: int) -> None:
-        self.left, self.first = most, 0
+    def __init__(self, maximum: int) -> None:
+        self.left, self.first = maximum, 0
 
     def take_run(self, count: int, wait_s: float) -> int:
         if count > self.left:
@@ -133,9 +133,9 @@ class Broker:
 
 
 @contextmanager
-def array_cache(most: int) -> Iterator[tuple[ArrayCache, Broker]]:
+def array_cache(maximum: int) -> Iterator[tuple[ArrayCache, Broker]]:
     slot = 4 * PAGE_BYTES
-    broker, data = Broker(most), np.zeros(40 * slot, np.uint8)
+    broker, data = Broker(maximum), np.zeros(40 * slot, np.uint8)
     yield ArrayCache(broker, SimpleNamespace(data=data), Reader(data), slot), broker  # type: ignore[arg-type]
 
 
