@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import zarr
 from numpy.typing import NDArray
+from zarr.abc.buffer import Buffer
 from zarr.codecs import Crc32cCodec
-from zarr.storage import LocalStore
+from zarr.storage import MemoryStore
 
 from blockstore.format import ROOT, BlockGeometry, RowArray, parents
 from blockstore.io.files import naming
 from blockstore.store import numpy_dtype
 
-_METADATA_BYTES = 4096  # of an array, about
 _OF_NODES = ("label", "original_id", "store_id")
 _SIDES = (".crc", ".scale")  # ends of names of arrays that belong to another one
 
@@ -22,13 +22,17 @@ class ZarrTree:
     """The groups and arrays of a store, as metadata; blocks are written by `blockstore.writer`.
 
     Methods return the files of metadata of an array and of the groups that it lies in, by path.
+
+    zarr makes an array in memory, and its files are written from there: in a folder it looks for
+    every group on the way to an array, one after the other, which takes eight times as long.
     """
 
     def __init__(self, path: Path) -> None:
         """Open or begin a tree in a folder that is empty, or holds such a tree."""
-        self._path = path
-        with naming(path / ROOT, _METADATA_BYTES):
-            self._root = zarr.open_group(LocalStore(path), mode="a", zarr_format=3)
+        files: dict[str, Buffer] = {}
+        zarr.create_group(MemoryStore(files), zarr_format=3)
+        self._path, self._group = path, files[ROOT].to_bytes()
+        self._begin_group("")
 
     def rows(self, array: RowArray, geometry: BlockGeometry) -> dict[str, bytes]:
         """A row array in blocks of whole rows."""
@@ -42,21 +46,22 @@ class ZarrTree:
         return self._blocks(path, shape, np.dtype(np.uint8), geometry, {})
 
     def side(self, path: str, values: NDArray[Any]) -> dict[str, bytes]:
-        """A small array of one chunk with its crc32c, written through zarr."""
-        with naming(self._path / path, values.nbytes + _METADATA_BYTES):
-            array = self._root.create_array(
-                path,
-                shape=values.shape,
-                dtype=values.dtype,
-                chunks=(max(1, values.shape[0]),),
-                compressors=[Crc32cCodec()],
-                fill_value=0,
-                dimension_names=dimension_names(path, values.ndim),
-                config={"write_empty_chunks": True},  # zeros are content too
-            )
-            if values.size:
-                array[:] = values
-        return self._metadata(path)
+        """A small array of one chunk with its crc32c."""
+        files: dict[str, Buffer] = {}
+        array = zarr.create_array(
+            MemoryStore(files),
+            shape=values.shape,
+            dtype=values.dtype,
+            chunks=(max(1, values.shape[0]),),
+            compressors=[Crc32cCodec()],
+            fill_value=0,
+            zarr_format=3,
+            dimension_names=dimension_names(path, values.ndim),
+            config={"write_empty_chunks": True},  # zeros are content too
+        )
+        if values.size:
+            array[:] = values
+        return self._write(path, files)
 
     def _blocks(
         self,
@@ -66,19 +71,34 @@ class ZarrTree:
         geometry: BlockGeometry,
         attributes: dict[str, Any],
     ) -> dict[str, bytes]:
-        rows = geometry.rows_per_block
-        with naming(self._path / path / ROOT, _METADATA_BYTES):
-            self._root.create_array(
-                path, shape=shape, dtype=dtype, chunks=(rows, *shape[1:]),
-                shards=(rows * geometry.blocks_per_shard, *shape[1:]), compressors=None,
-                fill_value=0, attributes=attributes,
-                dimension_names=dimension_names(path, len(shape)),
-            )  # fmt: skip
-        return self._metadata(path)
+        rows, files = geometry.rows_per_block, dict[str, Buffer]()
+        zarr.create_array(
+            MemoryStore(files), shape=shape, dtype=dtype, chunks=(rows, *shape[1:]),
+            shards=(rows * geometry.blocks_per_shard, *shape[1:]), compressors=None,
+            fill_value=0, attributes=attributes, zarr_format=3,
+            dimension_names=dimension_names(path, len(shape)),
+        )  # fmt: skip
+        return self._write(path, files)
 
-    def _metadata(self, path: str) -> dict[str, bytes]:
-        names = [f"{node}/{ROOT}" for node in (*parents(path), path)]
+    def _write(self, path: str, files: dict[str, Buffer]) -> dict[str, bytes]:
+        """Write an array's files; groups that are there stay as they are."""
+        groups = parents(path)
+        for group in groups:
+            self._begin_group(group)
+        for name, content in files.items():
+            place = self._path / path / name
+            with naming(place, len(content)):
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(content.as_numpy_array().data)
+        names = [f"{node}/{ROOT}" for node in (*groups, path)]
         return {name: (self._path / name).read_bytes() for name in names}
+
+    def _begin_group(self, group: str) -> None:
+        place = self._path / group / ROOT
+        if not place.exists():
+            with naming(place, len(self._group)):
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(self._group)
 
 
 def dimension_names(path: str, ndim: int) -> list[str]:
