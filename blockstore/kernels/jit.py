@@ -13,6 +13,7 @@ the classes that numba takes it from.
 import contextlib
 import hashlib
 import os
+import secrets
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
 from numba.core.config import DISABLE_JIT
 from numba.extending import register_jitable
 
@@ -134,11 +135,37 @@ class _CacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
     _locator_classes = (*CompileResultCacheImpl._locator_classes[:2], _PrivateLocator)
 
 
+class _CacheFile(IndexDataCacheFile):  # type: ignore[misc]
+    """The index of a kernel's compiled forms, by types of arguments, and a file for each form.
+
+    numba numbers the files from 1, and names a file in the index before writing it.  So two
+    processes that compile a kernel for different types at the same time write the same file, and a
+    process that is killed in between leaves an index that names code of an earlier version: code
+    for other types of arguments would run.  Here each file has its own name, and is complete when
+    the index names it.  If two processes save at the same time, the form of one may be missing in
+    the index: it is compiled once more.
+    """
+
+    def save(self, key: Any, data: Any) -> None:
+        """Add a form.  Raises OSError."""
+        name = self._data_name(secrets.randbits(48))
+        self._save_data(name, data)
+        forms = self._load_index() | {key: name}
+        self._save_index(forms)
+        pattern = self._data_name_pattern.replace("{number:d}", "*")
+        for path in Path(self._cache_path).glob(pattern):
+            if path.name not in forms.values():
+                path.unlink(missing_ok=True)
+
+
 class _Cache(FunctionCache):  # type: ignore[misc]
     _impl_class = _CacheImpl
 
     def __init__(self, function: Any) -> None:
         super().__init__(function)
+        self._cache_file = _CacheFile(
+            self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp()
+        )
         # numba looks at the source of a function alone.  What is kept also holds the code of those
         # that it calls, and pickles of the records that it takes, which other modules define.
         sources = _digest(Path(function.__code__.co_filename).parent)

@@ -1,13 +1,16 @@
 """Where compiled kernels are kept: an installation that nobody can write needs no home either."""
 
 import ctypes
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from numba.core.caching import IndexDataCacheFile
 
 from blockstore.kernels import jit
 
@@ -170,6 +173,61 @@ def test_a_cache_that_cannot_be_written_stops_nobody(monkeypatch):
     if jit.cache_folder(twice) is not None:
         monkeypatch.setattr(twice._cache._cache_file, "save", full)
     assert twice(4) == 8
+
+
+CODE = {"int": "code for int", "float": "code for float"}
+
+
+def save_at_the_same_time(kind: type, folder: Path) -> tuple[Any, Any]:
+    """Two processes have read the index; one saves as the other one is about to end."""
+    folder.mkdir()
+    first, second = (kind(str(folder), "kernel", "stamp") for _ in range(2))
+    written, write, read = itertools.count(1), first._open_for_write, second._load_index()
+
+    def write_after_the_other(path):
+        if next(written) == 2:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(second, "_load_index", lambda: dict(read))
+                second.save("float", CODE["float"])
+        return write(path)
+
+    first._open_for_write = write_after_the_other
+    first.save("int", CODE["int"])
+    return first, second
+
+
+def test_processes_that_save_at_the_same_time_mix_up_no_code(tmp_path):
+    theirs, _ = save_at_the_same_time(IndexDataCacheFile, tmp_path / "numba")
+    assert theirs.load("float") == CODE["int"]  # else numba can be left as it is
+    first, second = save_at_the_same_time(jit._CacheFile, tmp_path / "ours")
+    for key in CODE:  # what is missing is compiled once more
+        assert first.load(key) in (CODE[key], None)
+        second.save(key, CODE[key])
+    assert {key: first.load(key) for key in CODE} == CODE
+    assert len(list((tmp_path / "ours").iterdir())) == 3  # the index, and a file for each
+
+
+def test_a_process_that_is_killed_while_it_saves_leaves_no_code_of_an_earlier_version(
+    tmp_path, monkeypatch
+):
+    old, new = (jit._CacheFile(str(tmp_path), "kernel", stamp) for stamp in ("old", "new"))
+    old.save("int", "old code")
+    for number in (1, 2):
+        with monkeypatch.context() as patch:
+            written, write = itertools.count(1), new._open_for_write
+
+            def write_or_die(path, written=written, write=write, number=number):
+                if next(written) == number:
+                    raise KeyboardInterrupt
+                return write(path)
+
+            patch.setattr(new, "_open_for_write", write_or_die)
+            with pytest.raises(KeyboardInterrupt):
+                new.save("int", "new code")
+        assert new.load("int") is None
+    new.save("int", "new code")
+    assert new.load("int") == "new code"
+    assert old.load("int") is None
 
 
 def test_a_change_of_what_a_kernel_calls_is_seen(tmp_path):
