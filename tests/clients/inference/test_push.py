@@ -182,7 +182,7 @@ def test_a_layer_that_reads_much_more_says_so(request, tmp_path, name):
 
 @pytest.mark.usefixtures("tight")
 @pytest.mark.parametrize(
-    ("most", "undirected"),  # edges of a node: many have none, or few
+    ("maximum", "undirected"),  # edges of a node: many have none, or few
     [(1, True), (1, False), (6, False), pytest.param(6, True, marks=pytest.mark.long)],
 )
 def test_relations_push_along_edges_by_source(tmp_path, monkeypatch, undirected, maximum):

@@ -11,11 +11,11 @@ from tests.daemons import ROOT
 
 FLOOD = """
 import logging
-from loaderd.monitoring.logs import logging_to_stderr, tell
+from loaderd.monitoring.logs import logging_to_stderr, log_event
 log = logging.getLogger("loaderd.x")
 with logging_to_stderr("text", "info"):
     for i in range(30000):
-        tell(log, logging.INFO, "line", number=i)
+        log_event(log, logging.INFO, "line", number=i)
     print("done", flush=True)
 """
 

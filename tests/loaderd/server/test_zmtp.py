@@ -378,7 +378,7 @@ def test_who_stalls_a_greeting_or_a_long_message_is_cut_off(shell, monkeypatch):
         half.sendall(frame(bytes(MESSAGE_BYTES))[:5000])
         shell.wait_until(lambda: not shell.all_room())
         monkeypatch.setattr(zmtp, "_STALLED_S", -1.0)
-        shell.call(shell.router._look)
+        shell.call(shell.router._poll)
         assert is_cut(silent)
         assert is_cut(half)
         short.sendall(b"1234")  # a short one may take its time
@@ -395,7 +395,7 @@ def test_who_reads_nothing_cannot_keep_room(shell, monkeypatch):
         while not shell.call(lambda: len(connection.out) > 16 * PAUSE_BYTES):
             assert shell.call(shell.router.send, connection.identity, shell.answer)
         monkeypatch.setattr(zmtp, "_STALLED_S", -1.0)
-        shell.call(shell.router._look)
+        shell.call(shell.router._poll)
         shell.is_alone()
 
 

@@ -251,13 +251,13 @@ def test_a_rank_that_holds_its_last_batches_does_not_hold_up_the_next_epoch(stor
 def test_ranks_wait_for_one_that_takes_long_for_a_step(store, monkeypatch):
     """Others are parted at once here: ranks train in step, and gain nothing by being parted."""
     monkeypatch.setattr(service, "STRAGGLER_WAIT_S", 0.0)
-    looks, real = queue.SimpleQueue[int](), service.StragglerWatch._look
+    looks, real = queue.SimpleQueue[int](), service.StragglerWatch._check
 
     def look(self, stream, since):
         real(self, stream, since)
         looks.put(0)
 
-    monkeypatch.setattr(service.StragglerWatch, "_look", look)
+    monkeypatch.setattr(service.StragglerWatch, "_check", look)
     serving = Serving(store, ROOM)
     quick, slow = (attach(serving, rank, "minibatch") for rank in range(WORLD))
     quick.start(0)

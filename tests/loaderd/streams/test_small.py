@@ -155,7 +155,7 @@ def test_who_has_gone_on_between_two_looks_stays(store, monkeypatch):
                 waits = bool(stream.idle_cursors) and stream.session.waits()
         with monkeypatch.context() as patched:
             patched.setattr(service, "concurrency", clock)
-            watch._look(stream, since)
+            watch._check(stream, since)
         return registry.left_behind
 
     for step in range(2):

@@ -63,7 +63,7 @@ def test_areas_that_hold_the_worst_batch_hold_several_usual_ones():
     assert (cut.size, cut.area, cut.chunk, cut.areas) == (5, 9, 4, 5)
 
 
-@pytest.mark.parametrize(("usual", "least", "most"), [(1 << 16, 100, 400), (9 << 20, 1, 3)])
+@pytest.mark.parametrize(("usual", "minimum", "maximum"), [(1 << 16, 100, 400), (9 << 20, 1, 3)])
 def test_more_batches_are_known_where_structures_are_small(usual, minimum, maximum):
     regions = region_rows(rows_by_type(SERVED)[0]).size
     wanted = tuple(spread(n, regions) for n in (90_000, 150_000))
