@@ -81,6 +81,15 @@ def test_the_longest_unused_goes_first(pool):
     assert (pool.slot_of_block[0][:3] >= 0).tolist() == [True, False, True]
 
 
+def test_a_block_that_has_left_is_read_again(pool):
+    for block in (0, 1, 2):
+        pool.tick += 1
+        pool.drop(bring(pool, 0, block).slots)
+    assert pool.present_mask(0, ids(0, 1)).tolist() == [False, True]
+    held = pool.hold(0, ids(0))
+    assert (held.blocks.tolist(), held.num_present) == ([0], 0)
+
+
 def test_only_blocks_of_an_age_make_room(pool):
     pool.tick = 7
     pool.drop(bring(pool, 0, 0, 1).slots)
