@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.daemons import ROOT, until
+from tools.bench.setup import free_port
 
 KEY, SECRET = "AKIDOFTESTS", "secret-of-tests"
 BUCKET = "graphs"
@@ -22,9 +23,7 @@ Fault = Callable[[str, str], str]  # of a method and a path: "", "refuse", "rese
 @contextmanager
 def s3_server() -> Iterator[int]:
     """The port of a server of moto with an empty bucket."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -17,7 +17,7 @@ from numba import config
 
 from preprocess.pipeline.progress import Progress
 from preprocess.sources.generate import GraphRecipe, generate
-from tests import processes
+from tests import effort, processes
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, and torch would spin
 
@@ -40,9 +40,13 @@ settings.load_profile("at once")
 SLOW_S = 600  # for a test that is marked `slow`; the others have `timeout` of pyproject.toml
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    effort.is_long = config.getoption("--long")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("long") and not config.getoption("--long"):
+        if item.get_closest_marker("long") and not effort.is_long:
             item.add_marker(pytest.mark.skip(reason="runs with --long only"))
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_S))
@@ -74,7 +78,9 @@ def pytest_collection_finish() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--schedules 10000`: the long form of `tests/loaderd/test_schedules.py`."""
-    parser.addoption("--long", action="store_true", help="run tests that are marked `long` too")
+    parser.addoption(
+        "--long", action="store_true", help="run tests that are marked `long` too; try more"
+    )
     parser.addoption("--schedules", type=int, default=30, help="of threads, tried at random")
     parser.addoption("--first-schedule", type=int, default=0, help="the seed to begin with")
 

@@ -32,6 +32,7 @@ from loaderd.monitoring.top import decimal, frame
 from tests.daemons import ROOT, stop
 from tests.loaderd.harness import Client
 from tests.loaderd.statuses import MS, STORE, later, status
+from tools.bench.setup import free_port
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
 
@@ -42,12 +43,6 @@ class Running(NamedTuple):
     notified: socket.socket
     log: Path
     process: "subprocess.Popen[str]"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

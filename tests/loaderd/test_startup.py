@@ -1,6 +1,5 @@
 """A signal at any moment of a start ends it: exit code 0, no output of Python, no file."""
 
-import os
 import re
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.daemons import ROOT
+from tests.effort import tries
 from tests.graphs import make_csc
 from tests.stores import write_store
 
@@ -64,7 +64,7 @@ def test_a_signal_while_modules_are_imported_is_a_clean_end(store, tmp_path, num
 def test_a_signal_at_a_random_moment_of_a_start_is_a_clean_end(store, tmp_path):
     """Before Python has read our first line the kernel ends the process: -SIGTERM."""
     draw, ends = Random(3), Counter[int]()
-    for _ in range(int(os.environ.get("STARTS", "2"))):
+    for _ in range(tries(2, 8)):
         process = start(store, tmp_path)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(draw.uniform(0.05, 3))

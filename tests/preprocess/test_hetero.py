@@ -19,6 +19,7 @@ from preprocess.ingest import plan
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.sources.source import SourceRows
+from tests.effort import tries
 from tests.preprocess import naive
 from tests.preprocess.ingest.test_plan import plan_ingest
 from tests.preprocess.naive import Graph
@@ -135,7 +136,7 @@ def check_types(store: Store, source: Any) -> list[int]:
     return order
 
 
-@settings(max_examples=6)
+@settings(max_examples=tries(6, 12))
 @given(source=graphs(), options=POLICIES, order=ORDERS)
 def test_stores_hold_what_the_definition_says(tmp_path_factory, source, options, order):
     options = replace(options, order=order, block_bytes=4096)

@@ -17,6 +17,7 @@ from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.pipeline.result import IngestResult
 from preprocess.stages.labels import seeded_ids
+from tests.effort import tries
 from tests.preprocess.naive import ArraySource, Graph
 from tests.preprocess.quiet import QUIET
 
@@ -141,7 +142,7 @@ def test_dtypes_of_features(tmp_path: Path):
         assert np.array_equal(read_rows(store, array), expected)
 
 
-@settings(max_examples=5)
+@settings(max_examples=tries(5, 12))
 @given(
     x=hnp.arrays(
         np.float32, st.tuples(st.integers(1, 20), st.integers(1, 5)),

@@ -22,6 +22,7 @@ from preprocess.files.store import stored_blocks
 from preprocess.ingest import plan
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
+from tests.effort import tries
 from tests.preprocess import naive
 from tests.preprocess.naive import ArraySource
 from tests.preprocess.quiet import QUIET
@@ -52,7 +53,7 @@ def stored(store: Store) -> list[naive.Edge]:
     return found
 
 
-@settings(max_examples=6)
+@settings(max_examples=tries(6, 15))
 @given(graph=edge_lists(), options=POLICIES, order=ORDERS, seed=st.integers(0, 99))
 def test_a_store_holds_what_the_definition_says(tmp_path_factory, graph, options, order, seed):
     num_nodes, pairs = graph
@@ -203,7 +204,7 @@ def test_a_disk_that_fills_up_at_any_write_leaves_what_goes_on(
     total = 10**9 - counter.left
     fingerprint = open_store(tmp_path / "store").manifest.fingerprint
     kept = sorted(tmp_path.iterdir())
-    for writes in sorted({*range(0, total, max(1, total // 6)), total - 1}):
+    for writes in sorted({*range(0, total, max(1, total // tries(6, 12))), total - 1}):
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", FullDisk(writes))
             with pytest.raises(OutOfSpace, match=r"No space left") as caught:

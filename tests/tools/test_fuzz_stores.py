@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from tests.effort import tries
 from tools.fuzz import stores as fuzz_stores
 from tools.fuzz.mutations import KINDS, StoreDraft
 from tools.fuzz.stores import Fuzzer, make_stores, mutated
@@ -43,13 +44,15 @@ def test_stores_as_they_are_are_served_by_every_plan(bases, tmp_path):
         assert set(trial.said.values()) <= {"done", "Refused"}
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(60, marks=pytest.mark.long)])
-def test_mutated_stores_are_refused_or_served(bases, tmp_path, outside, count):
-    names = [f"{kind}:{n}" for n in range(count // 3) for kind in bases]
+MUTATIONS = tries(12, 60)
+
+
+def test_mutated_stores_are_refused_or_served(bases, tmp_path, outside):
+    names = [f"{kind}:{n}" for n in range(MUTATIONS // 3) for kind in bases]
     tally = Fuzzer(bases, tmp_path, outside).run(names)
     assert tally.defects == {}
     assert tally.done == len(names)
-    assert tally.said["refused"] > count // 4 < tally.said["opened"]
+    assert tally.said["refused"] > MUTATIONS // 4 < tally.said["opened"]
 
 
 def test_a_process_that_dies_is_told_by_the_name_of_what_it_was_at(

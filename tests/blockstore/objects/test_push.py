@@ -19,9 +19,10 @@ from blockstore.owners import write_owners
 from blockstore.store import open_store
 from tests.buckets import BUCKET, Proxy, proxied
 from tests.daemons import ROOT
+from tests.effort import tries
 from tests.loaderd.parts import partition_owners, write_whole
 
-KILLS = 6
+KILLS = tries(6, 12)
 
 
 @pytest.fixture(scope="module")

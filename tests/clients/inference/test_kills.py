@@ -25,6 +25,7 @@ from loaderd.api.errors import Refused
 from preprocess.files.npy import NpyWriter
 from preprocess.pipeline.work import WorkFolder
 from tests.clients.inference.test_inference import infer, make_model, minimum
+from tests.effort import tries
 
 # each call of these is an event, once before it and once after it
 EVENTS = [
@@ -85,13 +86,13 @@ def killed_at(run: Callable[[], object], number: int) -> bool:
     return ended != 0
 
 
-def moments(events: list[str], more: bool) -> list[int]:
-    """In each stage an event between and the last one, or `more`; some of the end."""
+def moments(events: list[str]) -> list[int]:
+    """In each stage an event between and the last one, or five; some of the end."""
     over = [i for i, what in enumerate(events) if what == "after WorkFolder.finish"]
     chosen, begun = set[int](), 0
     for end in over:
-        chosen |= {(begun + 2 * end) // 3, end}
-        chosen |= {begun, (2 * begun + end) // 3, end - 1} if more else set()
+        some = (end, (begun + 2 * end) // 3, begun, (2 * begun + end) // 3, end - 1)
+        chosen |= {*some[: tries(2, 5)]}
         begun = end + 1
     return sorted(chosen | set(range(begun, len(events), max(1, (len(events) - begun) // 5))))
 
@@ -119,7 +120,7 @@ def test_a_kill_in_each_stage_changes_no_byte(request, tmp_path, kind, suffix, n
     events = events_of(lambda: infer(model, graph.store, whole, mem_bytes=mem))
     assert {what.split()[1] for what in events} > {"RowsWriter.append", "WorkFolder.finish"}
     stages, kills = set(), 0
-    for number in moments(events, request.config.getoption("--long")):
+    for number in moments(events):
         kills += killed_at(lambda: infer(model, graph.store, out, mem_bytes=mem), number)
         work = tmp_path / f".{out.name}.work"
         stages.add((work / "journal.json").exists())

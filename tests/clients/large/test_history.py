@@ -27,6 +27,7 @@ from preprocess.sources.generate import GraphRecipe, generate  # noqa: E402
 from preprocess.sources.plain import PlainSource  # noqa: E402
 from tests.clients.ddp_trainer import trained, trained_until_killed  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
+from tests.effort import tries  # noqa: E402
 from tests.preprocess.quiet import QUIET  # noqa: E402
 from tests.ranks import pool  # noqa: E402
 
@@ -46,8 +47,8 @@ def served(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ranks(request):
-    with pool(8 if request.config.getoption("--long") else 4) as opened:
+def ranks():
+    with pool(tries(4, 8)) as opened:
         yield opened
 
 

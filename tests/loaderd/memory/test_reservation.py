@@ -20,6 +20,7 @@ from loaderd.memory.residency import (
     min_slots,
 )
 from loaderd.memory.slots import SlotBroker
+from tests.effort import tries
 from tests.loaderd.harness import WAIT_S
 
 WORKERS = 2
@@ -311,9 +312,6 @@ class ReservationMachine(RuleBasedStateMachine):
 
 
 TestAnySequenceOfPins = ReservationMachine.TestCase
-TestAnySequenceOfPins.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-
-
-@pytest.mark.long
-class TestMoreSequencesOfPins(ReservationMachine.TestCase):
-    settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
+TestAnySequenceOfPins.settings = settings(
+    max_examples=tries(60, 400), stateful_step_count=40, deadline=None
+)

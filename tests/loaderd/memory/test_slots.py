@@ -16,6 +16,7 @@ from loaderd.memory import slots
 from loaderd.memory.ledger import MIN_SESSION
 from loaderd.memory.residency import BlockPool, GraphPool
 from loaderd.memory.slots import SlotBroker
+from tests.effort import tries
 
 ARENA, LEAST = 48, 2
 
@@ -224,9 +225,4 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
-
-
-@pytest.mark.long
-class TestModelForLonger(Model.TestCase):
-    settings = settings(max_examples=120, stateful_step_count=25, deadline=None)
+TestModel.settings = settings(max_examples=tries(30, 120), stateful_step_count=25, deadline=None)

@@ -233,13 +233,13 @@ def test_a_stream_that_cannot_do_with_its_share_gets_back_what_it_had(store: Pat
 
 def test_a_session_that_lost_its_stream_has_no_other_one_cut_down(store: Path, monkeypatch):
     """Two sessions that need most of the arena would take it from each other for ever."""
-    serving, cuts = Serving(store, 8 * TIGHT), list[bool]()
+    serving, shrinks = Serving(store, 8 * TIGHT), list[bool]()
     trainer = serving.attach()
     opener, registry = serving.service._opener, serving.service._registry
     open_stream = opener.open_stream
 
-    def opened(key: StreamKey, order: StreamRequest, cut: bool = True) -> Stream:
-        cuts.append(cut)
+    def opened(key: StreamKey, order: StreamRequest, shrink: bool = True) -> Stream:
+        shrinks.append(shrink)
         return open_stream(key, order)
 
     monkeypatch.setattr(opener, "_instead", lambda *_: None)
@@ -252,7 +252,7 @@ def test_a_session_that_lost_its_stream_has_no_other_one_cut_down(store: Path, m
     with opener.opening:
         opener._replace(opener._end(stream), share=1)
     trainer.consume(step)
-    assert cuts == [False]
+    assert shrinks == [False]
     trainer.detach()
     serving.close()
 

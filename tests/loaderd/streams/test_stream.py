@@ -3,7 +3,6 @@
 import threading
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -11,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from loaderd.api.protocol import BatchReady, Blob, ErrorReply, Release, RowGroup, Skipped
 from loaderd.plans.base import Wanted
 from loaderd.streams.stream import Cursor, Stream
+from tests.effort import tries
 
 BLOB = Blob((), ())
 
@@ -579,9 +579,4 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-
-
-@pytest.mark.long
-class TestModelForLonger(Model.TestCase):
-    settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
+TestModel.settings = settings(max_examples=tries(60, 300), stateful_step_count=30, deadline=None)

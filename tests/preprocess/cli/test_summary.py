@@ -25,6 +25,7 @@ from preprocess.cli.summary import (
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.pipeline.result import QuantizationError
+from tests.effort import tries
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
 
@@ -68,7 +69,7 @@ PAIRS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), max_size=60)
 
 
 @given(PAIRS, PAIRS, st.sampled_from(["source", "bfs", "random"]))
-@settings(max_examples=8)
+@settings(max_examples=tries(8, 15))
 def test_isolated_nodes_have_no_edge_of_any_relation(tmp_path_factory, wrote, cites, order):
     """7 authors, 5 papers; a paper cites a paper by id modulo 5."""
     cites = [(src % 5, dst) for src, dst in cites]

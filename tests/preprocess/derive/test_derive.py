@@ -29,6 +29,7 @@ from preprocess.pipeline.renderings import Rendering
 from preprocess.pipeline.stage import temporary_bytes
 from preprocess.pipeline.work import WorkFolder
 from tests.daemons import daemon
+from tests.effort import tries
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_commands import good, refused
@@ -134,7 +135,7 @@ def minimum(path: Path, asked: Derivation) -> int:
     return int(str(caught.value).split("--mem ")[2].split("M")[0]) << 20
 
 
-@settings(max_examples=9)
+@settings(max_examples=tries(9, 20))
 @given(graph=graphs(), op=OPS, dtype=RESULTS, writes=st.booleans())
 def test_a_derived_array_is_what_the_definition_says(
     tmp_path_factory, graph, op: str, dtype: str | None, writes: bool

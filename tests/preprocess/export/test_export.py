@@ -19,6 +19,7 @@ from preprocess.ingest.options import IngestOptions
 from preprocess.pipeline.progress import Progress
 from preprocess.sources.layouts import open_source
 from preprocess.sources.source import Source
+from tests.effort import tries
 from tests.preprocess import naive
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
@@ -107,7 +108,7 @@ def open_files(folder: Path) -> bool:
     return any((folder / "back").glob("*.npy"))
 
 
-@settings(max_examples=6)
+@settings(max_examples=tries(6, 12))
 @given(source=graphs(), options=POLICIES, order=RENAMES)
 def test_any_graph_comes_out_as_it_went_in(tmp_path_factory, source, options, order):
     options = replace(options, order=order, block_bytes=4096)

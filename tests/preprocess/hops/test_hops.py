@@ -29,6 +29,7 @@ from preprocess.hops.plan import HopsPlan, HopsRequest, Operator, plan_hops, res
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.sources.layouts import open_source
+from tests.effort import tries
 from tests.preprocess.derive.test_derive import held_rows
 from tests.preprocess.kills import run_and_kill
 from tests.preprocess.naive import Graph
@@ -96,7 +97,7 @@ def graphs(draw: Any) -> Graph:
     return graph.add_relation("n", "to", "n", pairs, weight=rng.random(count) * 3)
 
 
-@settings(max_examples=3)
+@settings(max_examples=tries(3, 6))
 @given(graph=graphs(), loops=st.booleans(), weighted=st.booleans(), hops=st.integers(1, 3),
        alpha=st.sampled_from([0.1, 0.5]), t=st.sampled_from([0.5, 3.0]))  # fmt: skip
 def test_hops_are_powers_of_dense_matrices(

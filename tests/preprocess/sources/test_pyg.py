@@ -14,6 +14,7 @@ from preprocess.errors import BadInput
 from preprocess.files.strided import GivenArray, Placed
 from preprocess.sources.layouts import open_source
 from preprocess.sources.pyg import PygSource, _read_stores
+from tests.effort import tries
 from tests.later import Later
 from tests.preprocess.files.test_torchfile import read_elsewhere
 from tests.preprocess.reader import graph
@@ -466,7 +467,7 @@ def test_any_byte_may_change(tmp_path: Path):
     whole = path.read_bytes()
     at = whole.index(b"data.pkl") + 64
     rng = np.random.default_rng(5)
-    for _ in range(30):
+    for _ in range(tries(30, 60)):
         raw = bytearray(whole)
         raw[rng.integers(at, at + 2500)] ^= 1 << int(rng.integers(8))
         path.write_bytes(raw)

@@ -23,6 +23,7 @@ from preprocess.ingest.options import IngestOptions
 from preprocess.ingest.prepare import keys_of
 from preprocess.sources import idmap, table
 from preprocess.sources.table import TableSource
+from tests.effort import tries
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.sources.reading import read_all, ready, texts_of
 from tests.preprocess.sources.refusals import assert_refused, text
@@ -228,7 +229,7 @@ INTEGERS = st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=6)
 
 
-@settings(max_examples=20)
+@settings(max_examples=tries(20, 40))
 @given(data=st.data(), parquet=st.booleans(), tiny=st.booleans())
 def test_ids_of_any_kind_in_any_memory(tmp_path_factory, data, parquet, tiny):
     """Text, sparse integers, and 0, 1, 2, ...: as a dict numbers them."""

@@ -30,6 +30,7 @@ from loaderd.sampling.hyperbatch.regions import (
 )
 from loaderd.sampling.hyperbatch.rowcache import RowCache
 from loaderd.sampling.rows import ServedFiles
+from tests.effort import tries
 from tests.loaderd.sampling.hyperbatch.test_rowcache import (
     BATCHES,
     BLOCK,
@@ -150,12 +151,7 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=12, stateful_step_count=40, deadline=None)
-
-
-@pytest.mark.long
-class TestModelForLonger(Model.TestCase):
-    settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
+TestModel.settings = settings(max_examples=tries(12, 50), stateful_step_count=40, deadline=None)
 
 
 def two(stay: Sequence[int], more: Sequence[int]) -> tuple[Arena, StayingRegions, list[Session]]:

@@ -99,8 +99,8 @@ class Parts:
         self.sampler, self.hand, self.cache = Sampler(), Hand(), cache
         places = [StructureArea(np.zeros(1024, np.uint8)) for _ in range(areas)]
         self.areas = places
-        cut: Any = SimpleNamespace(size=size, chunk=3)
-        memory = HyperMemory(cut, places, None, cache)  # type: ignore[arg-type]
+        sizing: Any = SimpleNamespace(size=size, chunk=3)
+        memory = HyperMemory(sizing, places, None, cache)  # type: ignore[arg-type]
         self.hyper = Hyper(plan, self.sampler, memory, self.hand)
 
     def want(self, run: int, epoch: int, step: int = 0, stride: int = 1) -> None:

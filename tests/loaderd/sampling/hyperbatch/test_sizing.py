@@ -1,4 +1,4 @@
-"""How a share of the arena is cut: no more than there is, and each type has what it needs."""
+"""How a share of the arena is divided: no more than there is, and each type has what it needs."""
 
 import numpy as np
 import pytest
@@ -34,23 +34,23 @@ def spread(total: int, regions: int) -> np.ndarray:
 
 
 @given(st.integers(1, 3000), st.integers(0, 1), st.integers(0, 40))
-def test_a_cut_takes_no_more_than_there_is(room, together, asked):
+def test_a_sizing_takes_no_more_than_there_is(room, together, asked):
     regions = region_rows(rows_by_type(SERVED)[0]).size
     wanted = tuple(spread(n, regions) for n in (10_000, 18_000, 30_000))
     passes = PassEstimate(1 << 19, 1 << 18, 1 << 20, 1 << 17, 2, 500 << 20) if together else None
     estimate = Estimate(100, 1 << 20, 1 << 20, 10_000, NEED.structure << 20, wanted, passes)
-    cut = size_hyperbatches(room, FILES, NEED, estimate, 8, 4, asked)
-    if cut is None:
+    sizing = size_hyperbatches(room, FILES, NEED, estimate, 8, 4, asked)
+    if sizing is None:
         assert not together or asked == 1 or room < 100
         return
-    assert cut.slots(8) <= room
-    assert 1 <= cut.size <= (asked or 100)
-    assert cut.chunk * cut.areas >= cut.size
-    assert cut.quota >= NEED.min_quota
-    assert cut.area >= NEED.structure
-    assert bool(cut.sampling.slots) == bool(together)
-    assert bool(cut.shares) == bool(cut.rows + cut.staying) == bool(cut.tables)
-    assert cut.shares or together  # with the graph in memory nothing else is gained
+    assert sizing.slots(8) <= room
+    assert 1 <= sizing.size <= (asked or 100)
+    assert sizing.chunk * sizing.areas >= sizing.size
+    assert sizing.quota >= NEED.min_quota
+    assert sizing.area >= NEED.structure
+    assert bool(sizing.sampling.slots) == bool(together)
+    assert bool(sizing.shares) == bool(sizing.rows + sizing.staying) == bool(sizing.tables)
+    assert sizing.shares or together  # with the graph in memory nothing else is gained
 
 
 def test_areas_that_hold_the_worst_batch_hold_several_usual_ones():
@@ -58,9 +58,9 @@ def test_areas_that_hold_the_worst_batch_hold_several_usual_ones():
     usual = 2 << 20
     wanted = tuple(spread(n, region_rows(rows_by_type(SERVED)[0]).size) for n in (90_000, 150_000))
     estimate = Estimate(100, 1 << 20, usual, 90_000, 9 << 20, wanted)
-    cut = size_hyperbatches(160, FILES, NEED, estimate, 8, 4, 5)
-    assert cut is not None
-    assert (cut.size, cut.area, cut.chunk, cut.areas) == (5, 9, 4, 5)
+    sizing = size_hyperbatches(160, FILES, NEED, estimate, 8, 4, 5)
+    assert sizing is not None
+    assert (sizing.size, sizing.area, sizing.chunk, sizing.areas) == (5, 9, 4, 5)
 
 
 @pytest.mark.parametrize(("usual", "minimum", "maximum"), [(1 << 16, 100, 400), (9 << 20, 1, 3)])
@@ -68,9 +68,9 @@ def test_more_batches_are_known_where_structures_are_small(usual, minimum, maxim
     regions = region_rows(rows_by_type(SERVED)[0]).size
     wanted = tuple(spread(n, regions) for n in (90_000, 150_000))
     estimate = Estimate(1000, 1 << 20, usual, 90_000, 1 << 20, wanted)
-    cut = size_hyperbatches(800, FILES, NEED, estimate, 8, 4, 5)
-    assert cut is not None
-    assert minimum <= cut.chunk * cut.areas - 2 * cut.size <= maximum
+    sizing = size_hyperbatches(800, FILES, NEED, estimate, 8, 4, 5)
+    assert sizing is not None
+    assert minimum <= sizing.chunk * sizing.areas - 2 * sizing.size <= maximum
 
 
 SLOT = 400_000  # nothing is left over of one
@@ -154,15 +154,15 @@ def test_a_session_that_finds_rows_in_memory_adds_others():
 
 @pytest.mark.parametrize("more", [2, pytest.param(1, marks=pytest.mark.long)])
 def test_next_to_all_rows_stay_where_there_is_room_for_next_to_all(more):
-    """Whatever is lost where structures, tables and rows are cut into slots."""
+    """Whatever is lost where structures, tables and rows are rounded up to slots."""
     regions = region_rows(rows_by_type(SERVED)[0]).size
     wanted = tuple(spread(n, regions) for n in (100_000, 180_000, 300_000))
     estimate = Estimate(100, 1 << 20, 1 << 20, 10_000, 1 << 20, wanted)
     minimum = -(-1_000_000 * 64 // (1 << 20))
     stay = []
     for room in range(minimum, minimum + 60, more):
-        cut = size_hyperbatches(room, FILES, NEED, estimate, 8, 4, 0)
-        stay.append(cut.shares[0].stay_rows if cut is not None and cut.shares else 0)
+        sizing = size_hyperbatches(room, FILES, NEED, estimate, 8, 4, 0)
+        stay.append(sizing.shares[0].stay_rows if sizing is not None and sizing.shares else 0)
     assert stay[-1] == 1_000_000
     known = stay[stay.index(next(n for n in stay if n)) :]
     assert min(known) > 0, "more room, and no rows stay"
