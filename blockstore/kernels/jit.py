@@ -130,6 +130,7 @@ def _digest(folder: Path) -> str:
     return sources.hexdigest()
 
 
+# numba's classes have no types
 class _CacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
     # the first two of numba's: the folder that NUMBA_CACHE_DIR names, and beside the source
     _locator_classes = (*CompileResultCacheImpl._locator_classes[:2], _PrivateLocator)

@@ -127,7 +127,7 @@ class KeyAuthenticator(AsyncioAuthenticator):
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", authorized: Authorized) -> None:
         """`start` it inside the loop, before the ROUTER of this context is bound."""
         super().__init__(context)
-        self._authorized, self._told = authorized, Throttle(TURNED_AWAY_LOGGED)
+        self._authorized, self._throttle = authorized, Throttle(TURNED_AWAY_LOGGED)
         self._address = ""
         self.configure_curve_callback(DOMAIN.decode(), self)
 
@@ -145,7 +145,7 @@ class KeyAuthenticator(AsyncioAuthenticator):
         del domain  # there is one
         if self._authorized.name_of(key.decode()) is not None:
             return True
-        if (left_out := self._told.admit()) is not None:
+        if (left_out := self._throttle.admit()) is not None:
             log_event(
                 log, logging.WARNING, "client turned away", address=self._address[:64],
                 key=key.decode(), problem=self._authorized.problem, left_out=left_out,

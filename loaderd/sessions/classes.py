@@ -17,7 +17,7 @@ class ClassCounts:
         self._store = store
         self._found: dict[str, int] = {}  # by path of the array
 
-    def told(self, request: Attach, info: tuple[TypeInfo, ...]) -> tuple[TypeInfo, ...]:
+    def fill(self, request: Attach, info: tuple[TypeInfo, ...]) -> tuple[TypeInfo, ...]:
         """Add the number of classes of each type's labels.  Raises CorruptBlock, AbsentRows."""
         return tuple(
             structs.replace(one, num_classes=self._count(request, t))

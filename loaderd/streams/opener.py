@@ -74,8 +74,8 @@ class StreamOpener:
         cursor.waits = True
         self.executor.put(partial(self._open_for, cursor, again))
 
-    def open_stream(self, key: StreamKey, order: StreamRequest, cut: bool = True) -> Stream:
-        """Open a stream with a fair share of the arena; if `cut`, shrink those that have more.
+    def open_stream(self, key: StreamKey, order: StreamRequest, shrink: bool = True) -> Stream:
+        """Open a stream with a fair share of the arena; if `shrink`, shrink those that have more.
 
         It serves `order.epoch`, but maybe not every other epoch.  The caller holds `opening`.
         Raises Refused, StoreError.
@@ -83,7 +83,7 @@ class StreamOpener:
         share, broker, unreleased = self._registry.fair_share(1), order.engine.broker, set[Stream]()
         order = order._replace(alike=1 + self._count_kinds()[order.kind])
         self._stores.gather(order.engine, share, self._registry.is_busy)
-        if cut and share and broker.available() < share:
+        if shrink and share and broker.available() < share:
             unreleased = self._share_out(order, share)
             self._stores.gather(order.engine, share, self._registry.is_busy)
         # a share may be less than the session's minimum: then try with all that is available
@@ -92,7 +92,7 @@ class StreamOpener:
         except Refused:
             if share == 0:
                 raise
-        if cut:
+        if shrink:
             self._share_out(order, share, True, unreleased)
         self._stores.gather(order.engine, self._arena.num_slots, self._registry.is_busy)
         return self._take(key, order, 0)  # it may need more than its share
@@ -288,8 +288,8 @@ class StreamOpener:
             with self.opening:
                 order = group.order._replace(epoch=cursor.epoch)
                 # readers of its job's other streams may have to wait for it, and release nothing
-                cut = not again and not (group.key.in_step and group.streams)
-                stream = self.open_stream(group.key, order, cut)
+                shrink = not again and not (group.key.in_step and group.streams)
+                stream = self.open_stream(group.key, order, shrink)
         except ShuttingDown:
             return
         except Refused:

@@ -101,7 +101,7 @@ class StreamService(Closing):
             return attached
         try:
             counts = self._stores.find(request.store).classes
-            return structs.replace(attached, type_info=counts.told(request, attached.type_info))
+            return structs.replace(attached, type_info=counts.fill(request, attached.type_info))
         except BaseException:
             self.detach(attached.session)
             raise
@@ -130,9 +130,9 @@ class StreamService(Closing):
             with self._registry.lock:
                 # one that finds no room must not end the stream that others of its job read: they
                 # train in step, and would wait for each other
-                cut = not key.in_step or key not in self._registry.groups
+                shrink = not key.in_step or key not in self._registry.groups
             try:
-                stream = self._opener.open_stream(key, order, cut)
+                stream = self._opener.open_stream(key, order, shrink)
             except Refused:
                 if (joined := self._join(number, key, rank, request, 1)) is None:
                     raise

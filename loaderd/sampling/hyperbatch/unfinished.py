@@ -98,9 +98,9 @@ def scratch_bytes(
     found = []
     for frontier, edges in zip(structure.frontiers, structure.edges_per_hop, strict=True):
         each = frontier * (4 + 4 + 4 + 8 + 8 * bool(record_bytes)) + 4 * num_blocks + 7 * ALIGN
-        node_bound = frontier * id_bytes + ALIGN  # a copy, if hops expand layers
+        node_bytes = frontier * id_bytes + ALIGN  # a copy, if hops expand layers
         # draws of each group of blocks are aligned
         each += (2 * ALIGN + record_bytes) * num_blocks
         draws = sum(edges) * (id_bytes + record_bytes)
-        found.append(len(edges) * each + draws + node_bound)
+        found.append(len(edges) * each + draws + node_bytes)
     return found
