@@ -123,6 +123,16 @@ class Trainer:
             Release(session=self.session, run=self.run, step=step, group=0)
         )
 
+    def release_all(self) -> None:
+        """Give back all batches of this run that it was sent and has not taken."""
+        with self.serving.came:
+            sent = self.serving.out.get(self.session, {})
+            steps = [step for run, step in sent if run == self.run]
+            for step in steps:
+                del sent[self.run, step]
+        for step in steps:
+            self.release(step)
+
     def consume(self, step: int) -> list[bytes]:
         """The structure of a batch; it is given back."""
         batch = self.take(step)

@@ -102,6 +102,12 @@ def test_who_keeps_a_batch_does_not_hold_up_those_who_do_not(store, monkeypatch)
     assert slow.take(0) is not None
     quick.consume(0)
     ticks, opener, told = Ticks(serving), serving.service._opener, list[tuple[str, float]]()
+
+    def pause(seconds: float) -> None:
+        quick.release_all()  # it may have been sent more before the third one came
+        ticks.pause(seconds)
+
+    opener._pause = pause
     replace, go_on = opener._replace, opener._go_on
     monkeypatch.setattr(
         opener, "_replace", lambda *a: (told.append(("replaced", ticks.now)), replace(*a))
