@@ -18,8 +18,8 @@ NODE_BITS = 40  # of a key (tree, node): nodes below 2**40, trees below 2**24 - 
 class NodeTable(NamedTuple):
     """Local ids by node: of all nodes, or hashed.  Clean between batches.
 
-    A hashed table has a power of two of slots, at most half of them used; a node may then be a
-    different one in each of several trees.
+    A hashed table has a power of two of slots, at most two thirds of them used; a node may then be
+    a different one in each of several trees.
     """
 
     keys: (

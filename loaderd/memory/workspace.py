@@ -153,7 +153,7 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
 def _carve_table(carver: Carver, shape: Shape, sizes: Sizes) -> NodeTable:
     if sizes.stamp and not sizes.trees:
         return NodeTable(None, carver.array(np.int32, sizes.num_nodes))
-    slots = 1 << max(4, (2 * shape.nodes - 1).bit_length())
+    slots = 1 << max(4, (3 * shape.nodes // 2).bit_length())
     keys = carver.array(np.uint64 if sizes.trees else sizes.id_dtype, slots)
     return NodeTable(keys, carver.array(np.uint32, slots))
 

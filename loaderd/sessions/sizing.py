@@ -54,6 +54,10 @@ from loaderd.sessions.seeds import (
 SMALLER = "a smaller batch_size or smaller fanouts"
 FEWER_EDGES = "smaller subgraphs, or subgraph={'max_edges': fewer}, if they have fewer"
 _ROOMY = 512  # slots, with more of which sessions of hyperbatches have a cache
+# Part of the available slots that workspaces with tables of all nodes may take.  With hash tables
+# sampling takes a third longer.  But four sessions of 10 M nodes that share 2.7 GB read less by
+# more than that if rows get the memory; two or one do not.
+_TABLES = 6
 
 
 class ResolvedRequest(NamedTuple):
@@ -268,7 +272,7 @@ def choose_need(
     more = resources.settings.workers - 1
     stamp = (
         needs[True].workspace <= needs[False].workspace
-        or needs[True].minimum + more * needs[True].workspace <= available // 4
+        or needs[True].minimum + more * needs[True].workspace <= available // _TABLES
     )
     manifest, resolved = resources.store.manifest, asked.plan.resolved
     return needs[stamp], make_sizes(manifest, resolved, stamp, asked.owner_bytes)
