@@ -19,7 +19,7 @@ from tests.tools.tiny import TINY, by_side
 from tools.bench import epochs, gpu, objects, peers, ranks, trainers
 from tools.bench.figure import Chart, Series, draw
 from tools.bench.harness import BENCHES, run
-from tools.bench.setup import command, make_graph, make_store, serving
+from tools.bench.setup import command, make_graph, make_store, serving, total_bytes
 
 
 def test_loaders(folder):
@@ -72,6 +72,16 @@ def test_trainers_of_different_plans_all_get_something(trainers_task):
     figures = trainers.run_fair(trainers_task)
     assert figures["sessions"] == 2
     assert 0 < figures["least_of_mean"] <= 1 <= figures["most_of_mean"]
+
+
+def test_trainers_together_read_each_block_once_if_all_has_room(trainers_task):
+    given = replace(trainers_task, shared_mem="32M")
+    kinds = {"alone": [given.request()], **trainers.shared_requests(given, 2)}
+    found = {kind: trainers.run_shared(given, requests) for kind, requests in kinds.items()}
+    assert min(figures["batches_per_s"] for figures in found.values()) > 0
+    stored = total_bytes(given.store())
+    assert all(0 < figures["daemon_bytes"] <= stored for figures in found.values())
+    assert {request.batch_size for request in kinds["one job"]} == {2 * given.batch_size}
 
 
 def test_owners_share_the_work_of_one_process(folder):

@@ -4,8 +4,9 @@
 others' throughput is set against the same time before and after; each with a plan of its own, and
 all with one plan.
 
-`shared`: bytes that eight trainers of one plan read together in an epoch, over those of one alone,
-each with a fresh daemon.
+`shared`: an epoch of one trainer, of several of one plan, of the ranks of a job, and of trainers
+of different seeds, attach included, each with a fresh daemon: batches per second in all, and bytes
+that the daemon reads, over those of the one trainer.
 
 `fair`: sixteen trainers of different plans in one budget, without think time: of each, its rate
 over that of its plan alone; the least, over the mean of all.
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import structs
@@ -32,11 +34,12 @@ from clients.connection.session import Session
 from loaderd.api.endpoint import parse_endpoint
 from loaderd.api.protocol import Attach
 from loaderd.server.transport import ask_status
-from tools.bench.harness import BenchPlan, GraphOptions, Run, Side
+from tools.bench.harness import BenchPlan, GraphOptions, Ratio, Run, Side
 from tools.bench.resources import resident_bytes
 from tools.bench.setup import counters, serving
 
 BEGIN_S = 120.0
+ALONE = "one trainer"
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
@@ -54,6 +57,10 @@ class TrainersOptions(GraphOptions):
     seconds: Annotated[float, "of each part of a round"] = 60.0
     think_ms: Annotated[float, "that a consumer waits after each batch, of case stopped"] = 50.0
     consumers: Annotated[tuple[int, ...], "of cases stopped, shared, fair"] = (4, 8, 16)
+    stores: Annotated[tuple[Path, ...], "one, instead of the generated graph's"] = ()
+
+    def store(self) -> Path:
+        return self.stores[0] if self.stores else super().store()
 
     def request(self, **others: Any) -> Attach:
         given: dict[str, Any] = {"num_neighbors": self.fanouts, "batch_size": self.batch_size}
@@ -78,10 +85,10 @@ class ReadingProcess(NamedTuple):
 def _consume(
     endpoint: str, request: Attach, think_s: float, epochs: int, count: Any, go: Barrier
 ) -> None:
-    """Connect, wait for all others, then read `epochs` epochs; 0: until killed."""
+    """Wait for all others, connect, then read `epochs` epochs; 0: until killed."""
+    go.wait(BEGIN_S)
     session = Session(endpoint, request)
     reader = BatchReader(session, BufferPool())
-    go.wait(BEGIN_S)
     for epoch in range(epochs) if epochs else itertools.count():
         session.start(epoch, 0)
         for step in range(session.attached.num_steps):
@@ -153,28 +160,35 @@ def open_stopped(given: TrainersOptions, name: str, seeds: tuple[int, ...]) -> I
         yield run
 
 
-def epoch_together(given: TrainersOptions, count: int) -> tuple[float, int]:
-    """Seconds of an epoch of `count` trainers of one plan, and the bytes read for them."""
+def shared_requests(given: TrainersOptions, count: int) -> dict[str, list[Attach]]:
+    """What `count` trainers ask for, by what they share; a batch is as large for each of them."""
+    one, job = given.request(), given.batch_size * count
+    return {
+        "one plan": [one] * count,
+        "one job": [
+            given.request(batch_size=job, rank=rank, world_size=count) for rank in range(count)
+        ],
+        "nothing": [given.request(seed=seed) for seed in range(count)],
+    }
+
+
+def run_shared(given: TrainersOptions, requests: Sequence[Attach]) -> Mapping[str, float]:
+    """An epoch of trainers that begin together, with a fresh daemon."""
     with (
-        given.serving(f"shared-{count}", given.shared_mem) as endpoint,
-        consumers(endpoint, [given.request(seed=1)] * count, epochs=1) as running,
+        given.serving("shared", given.shared_mem) as endpoint,
+        consumers(endpoint, requests, epochs=1) as running,
     ):
-        begun, before = time.perf_counter(), counters(endpoint)["bytes_read"]
+        begun = time.perf_counter()
         for consumer in running:
             consumer.process.join()
             if consumer.process.exitcode:
                 raise RuntimeError("a consumer failed")
-        return time.perf_counter() - begun, counters(endpoint)["bytes_read"] - before
-
-
-def run_shared(given: TrainersOptions) -> Mapping[str, float]:
-    """One trainer, then all, each time with a fresh daemon."""
-    one_s, one = epoch_together(given, 1)
-    all_s, together = epoch_together(given, given.consumers[1])
-    return {
-        "one_s": one_s, "all_s": all_s, "one_bytes": one, "all_bytes": together,
-        "over_one": together / max(1, one),
-    }  # fmt: skip
+        seconds = time.perf_counter() - begun
+        batches = sum(consumer.count.value for consumer in running)
+        return {
+            "batches_per_s": batches / seconds,
+            "daemon_bytes": counters(endpoint)["bytes_read"],
+        }
 
 
 def run_fair(given: TrainersOptions) -> Mapping[str, float]:
@@ -213,9 +227,18 @@ def trainers(given: TrainersOptions) -> Iterator[BenchPlan]:
             Side("plans of their own", open_stopped, (given, "own", seeds)),
             Side("one plan", open_stopped, (given, "one", (1,) * len(seeds))),
         ],
-        "shared": [Side("all of one plan", run_shared, (given,))],
+        "shared": [Side(ALONE, run_shared, (given, [given.request()]))]
+        + [
+            Side(f"{shares}, {len(requests)}", run_shared, (given, requests))
+            for shares, requests in shared_requests(given, given.consumers[1]).items()
+        ],
         "fair": [Side("all of different plans", run_fair, (given,))],
     }
     for case in given.cases:
         setting = {"case": case, "cache": "cold" if case == "shared" else "warm"}
-        yield BenchPlan(sides[case], setting)
+        ratios = [
+            Ratio(f"{figure}_over_one", side.name, figure, ALONE)
+            for side in (sides[case][1:] if case == "shared" else [])
+            for figure in ("batches_per_s", "daemon_bytes")
+        ]
+        yield BenchPlan(sides[case], setting, ratios, warm=case != "shared")
