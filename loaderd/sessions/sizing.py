@@ -54,9 +54,9 @@ from loaderd.sessions.seeds import (
 SMALLER = "a smaller batch_size or smaller fanouts"
 FEWER_EDGES = "smaller subgraphs, or subgraph={'max_edges': fewer}, if they have fewer"
 _ROOMY = 512  # slots, with more of which sessions of hyperbatches have a cache
-# Part of the available slots that workspaces with tables of all nodes may take.  With hash tables
-# sampling takes a third longer.  But four sessions of 10 M nodes that share 2.7 GB read less by
-# more than that if rows get the memory; two or one do not.
+# Workspaces with tables of all nodes may take this part of the available slots: a sixth.  Sampling
+# takes a third longer with hash tables.  Four sessions of 10 M nodes that share 2.7 GB gain more
+# than that if rows get the memory; two sessions, or one, do not.
 _TABLES = 6
 
 

@@ -161,14 +161,14 @@ def open_stopped(given: TrainersOptions, name: str, seeds: tuple[int, ...]) -> I
 
 
 def shared_requests(given: TrainersOptions, count: int) -> dict[str, list[Attach]]:
-    """What `count` trainers ask for, by what they share; a batch is as large for each of them."""
+    """What `count` trainers request, in three ways; all batches have the same size."""
     one, job = given.request(), given.batch_size * count
     return {
         "one plan": [one] * count,
         "one job": [
             given.request(batch_size=job, rank=rank, world_size=count) for rank in range(count)
         ],
-        "nothing": [given.request(seed=seed) for seed in range(count)],
+        "seeds of their own": [given.request(seed=seed) for seed in range(count)],
     }
 
 
@@ -229,8 +229,8 @@ def trainers(given: TrainersOptions) -> Iterator[BenchPlan]:
         ],
         "shared": [Side(ALONE, run_shared, (given, [given.request()]))]
         + [
-            Side(f"{shares}, {len(requests)}", run_shared, (given, requests))
-            for shares, requests in shared_requests(given, given.consumers[1]).items()
+            Side(f"{len(requests)}, {way}", run_shared, (given, requests))
+            for way, requests in shared_requests(given, given.consumers[1]).items()
         ],
         "fair": [Side("all of different plans", run_fair, (given,))],
     }
