@@ -57,10 +57,10 @@ class TrainersOptions(GraphOptions):
     seconds: Annotated[float, "of each part of a round"] = 60.0
     think_ms: Annotated[float, "that a consumer waits after each batch, of case stopped"] = 50.0
     consumers: Annotated[tuple[int, ...], "of cases stopped, shared, fair"] = (4, 8, 16)
-    stores: Annotated[tuple[Path, ...], "one, instead of the generated graph's"] = ()
+    of_store: Annotated[Path | None, "a store, instead of the generated graph's"] = None
 
     def store(self) -> Path:
-        return self.stores[0] if self.stores else super().store()
+        return self.of_store or super().store()
 
     def request(self, **others: Any) -> Attach:
         given: dict[str, Any] = {"num_neighbors": self.fanouts, "batch_size": self.batch_size}
