@@ -21,7 +21,7 @@ from preprocess.sources.plain import PlainSource
 from tests.daemons import ROOT, daemon
 
 FANOUTS, BATCH, STEPS = (6, 4, 3), 100, 12
-SMALL, WHOLE = "22M", "96M"  # of the graph below: a tenth of its blocks in memory, or all
+SMALL, WHOLE = "24M", "96M"  # of the graph below: a tenth of its blocks in memory, or all
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,10 @@
 A region is 2**shift adjacent rows.  The rows of some regions stay, in entries that several tables
 may share and that follow from the region's first one; rows of the others come and go one by one.
 
+Where a row is, is looked up by hashing, in a table of two slots for each entry: it takes no
+memory for rows that are not there, however many the graph has.  Searches go on in the next slot,
+and a row that leaves makes room for those behind it, so that they end at the first free slot.
+
 Arguments that the kernels share:
 
 nodes     id_dtype (>= num,)    store ids; rows are counted from `first`, the type's first node
@@ -16,14 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES
-from blockstore.kernels.intrinsics import mulhi, prefetch
+from blockstore.kernels.intrinsics import mulhi, prefetch, wrap_mul
 from blockstore.kernels.jit import inner, leaf
 from blockstore.kernels.rows import NO_ROW, copy_row
 
-ABSENT_ROW, LISTED = np.int32(-1), np.int32(-2)
+ABSENT_ROW = np.int32(-1)
 NEVER = np.int32(2**31 - 1)
 _PAGE = np.int64(PAGE_BYTES)
 _AHEAD = 16
+FREE = np.uint64(2**64 - 1)  # a slot without a row
+_LOW, _HALF = np.uint64(2**32 - 1), np.uint64(32)
+_GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)  # 2**64 / the golden ratio: neighbors lie far apart
 _MAX_USES = 15
 _FAR = 63  # batches from now on, beyond which nothing is told apart
 COMING = 2 + _MAX_USES  # of the levels of `choose_by_level`: the first of rows that come again
@@ -35,7 +42,8 @@ class CacheTable(NamedTuple):
 
     stays: NDArray[np.uint8]  # (regions,) not 0: the rows of this region stay
     shift: np.int64
-    place: NDArray[np.int32]  # (num_nodes,) entry of each row, ABSENT_ROW; LISTED: to be read
+    slots: NDArray[np.uint64]  # (num_slots(entries),) hashed: the low 32 bits of a row and, below
+    #   them, its entry; or FREE
     node: NDArray[Any]  # id_dtype (entries,) row in each entry; the highest value: free
     last: NDArray[np.int32]  # (entries,) last batch that uses the row, as far as known
     coming: NDArray[np.int32]  # (entries,) next batch that will use it, NEVER if none is known
@@ -48,6 +56,12 @@ class StayingEntries(NamedTuple):
 
     first: NDArray[np.int64]  # (regions,) entry of a region's first row, ABSENT_ROW: it has none
     slots: NDArray[np.int64]  # arena slots of these entries
+
+    def of(self, rows: NDArray[Any], shift: np.int64) -> NDArray[np.int64]:
+        """Entries of rows that stay; a region is 2**shift of them."""
+        wide = rows.astype(np.int64)
+        found: NDArray[np.int64] = self.first[wide >> shift] + (wide & ((1 << int(shift)) - 1))
+        return found
 
 
 @leaf
@@ -70,50 +84,112 @@ def count_new(nodes, num, first, num_nodes, bits, shift, counts):
                 counts[row >> shift] += 1
 
 
+def num_slots(entries: int) -> int:
+    """Slots of the table by which the rows of so many entries are found; one is always free."""
+    return 2 * entries + 1
+
+
+@inner
+def _home(low, slots):
+    """The slot where the search for a row begins, by its low 32 bits."""
+    return np.int64(mulhi(wrap_mul(low, _GOLDEN), np.uint64(slots.size)))
+
+
+@inner
+def _next(at, slots):
+    return at + 1 if at + 1 < slots.size else np.int64(0)
+
+
+@inner
+def _find(row, table):
+    """Slot of a row, or the free slot where it would go."""
+    slots, node = table.slots, table.node
+    low = np.uint64(row) & _LOW
+    at = _home(low, slots)
+    while slots[at] != FREE:
+        # rows of a type with more than 2**32 may be alike in their low bits
+        if slots[at] >> _HALF == low and (
+            node.itemsize == 4 or np.int64(node[slots[at] & _LOW]) == row
+        ):
+            break
+        at = _next(at, slots)
+    return at
+
+
+@inner
+def _entry(row, table):
+    """The entry of a row, ABSENT_ROW if it has none."""
+    word = table.slots[_find(row, table)]
+    return np.int64(ABSENT_ROW) if word == FREE else np.int64(word & _LOW)
+
+
+@inner
+def _remove(row, table):
+    """Take a row out of the slots; those behind it that are further from their homes move up."""
+    slots = table.slots
+    hole = _find(row, table)
+    at = _next(hole, slots)
+    while slots[at] != FREE:
+        moved, gap = at - _home(slots[at] >> _HALF, slots), at - hole
+        if (moved if moved >= 0 else moved + slots.size) >= (gap if gap >= 0 else gap + slots.size):
+            slots[hole] = slots[at]
+            hole = at
+        at = _next(at, slots)
+    slots[hole] = FREE
+
+
+@inner
+def _passes(nodes, i, num, first, num_nodes, table):
+    """Whether there is an i-th row, and its region does not stay."""
+    row = np.int64(nodes[i]) - first if i < num else np.int64(-1)
+    return 0 <= row < num_nodes and not table.stays[row >> table.shift]
+
+
 @inner
 def _ask_ahead(nodes, i, num, first, num_nodes, table):
-    """Prefetch the place of a row that comes soon, unless its region stays."""
-    if i + _AHEAD < num:
-        ahead = np.int64(nodes[i + _AHEAD]) - first
-        if 0 <= ahead < num_nodes and not table.stays[ahead >> table.shift]:
-            prefetch(table.place, ahead)
+    """Prefetch the slot of a row that comes soon."""
+    if _passes(nodes, i + _AHEAD, num, first, num_nodes, table):
+        low = np.uint64(np.int64(nodes[i + _AHEAD]) - first) & _LOW
+        prefetch(table.slots, _home(low, table.slots))
 
 
 @leaf
-def list_absent(nodes, num, first, num_nodes, table, until, out, count):
+def find_entries(rows, num, table, out):
+    """The entry of each row, ABSENT_ROW if it has none; out: int64 (>= num,)."""
+    for i in range(num):
+        out[i] = _entry(np.int64(rows[i]), table)
+
+
+@leaf
+def list_absent(nodes, num, first, num_nodes, table, until, bits, out, count):
     """Append the rows that have no entry to `out`, each once; entries found stay until `until`.
 
     Rows of regions that stay are left out.  `until` is the last batch of a group; what a group uses
     counts once in `uses`.
 
-    out    id_dtype   rows, count of them so far
+    bits   uint64 (num_nodes // 64 + 1,)   the rows that are listed
+    out    id_dtype                        rows, count of them so far
 
     Returns the new count, int64.
     """
-    stays, shift = table.stays, table.shift
-    place, last, uses = table.place, table.last, table.uses
+    one, low = np.uint64(1), np.uint64(63)
+    last, uses = table.last, table.uses
     for i in range(num):
         _ask_ahead(nodes, i, num, first, num_nodes, table)
-        row = np.int64(nodes[i]) - first
-        if 0 <= row < num_nodes and not stays[row >> shift]:
-            entry = place[row]
-            if entry >= 0:
-                if last[entry] != until:
-                    last[entry] = until
-                    uses[entry] = min(uses[entry] + 1, _MAX_USES)
-            elif entry == ABSENT_ROW:
-                place[row] = LISTED
+        if _passes(nodes, i, num, first, num_nodes, table):
+            row = np.int64(nodes[i]) - first
+            mask = one << (np.uint64(row) & low)
+            if bits[row >> 6] & mask:
+                continue
+            entry = _entry(row, table)
+            if entry < 0:
+                bits[row >> 6] |= mask
                 out[count] = row
                 count += 1
+            elif last[entry] != until:
+                last[entry] = until
+                uses[entry] = min(uses[entry] + 1, _MAX_USES)
     return count
-
-
-@leaf
-def forget_listed(rows, num, place):
-    """Unlist rows that will not be read after all."""
-    for i in range(num):
-        if place[rows[i]] == LISTED:
-            place[rows[i]] = ABSENT_ROW
 
 
 @leaf
@@ -123,12 +199,10 @@ def note_use(nodes, num, first, num_nodes, table, batch, uses):
     `uses` is the last use so far if batches come in order, the next one if they come in
     descending order.
     """
-    stays, shift, place = table.stays, table.shift, table.place
     for i in range(num):
         _ask_ahead(nodes, i, num, first, num_nodes, table)
-        row = np.int64(nodes[i]) - first
-        if 0 <= row < num_nodes and not stays[row >> shift]:
-            entry = place[row]
+        if _passes(nodes, i, num, first, num_nodes, table):
+            entry = _entry(np.int64(nodes[i]) - first, table)
             if entry >= 0:
                 uses[entry] = batch
 
@@ -158,7 +232,7 @@ def choose_by_level(table, oldest, now, hand, want, levels, counts, out):
     hand     int64 (1,)         in and out: where the search begins, so that equals take turns
     levels   int                LEVELS, or COMING: rows that are known to come again stay
     counts   int64 (LEVELS,)    scratch
-    out      int32 (>= want,)   out: entries
+    out      int64 (>= want,)   out: entries
 
     Returns how many were found, int64: `want`, or all there are.
     """
@@ -192,16 +266,31 @@ def choose_by_level(table, oldest, now, hand, want, levels, counts, out):
 @leaf
 def enter_rows(rows, low, high, entries, table, until):
     """Put rows[low:high] into the entries, whose former rows leave."""
-    place, node = table.place, table.node
+    slots, node = table.slots, table.node
     for i in range(low, high):
-        entry = entries[i - low]
+        if i + _AHEAD < high:
+            prefetch(slots, _home(np.uint64(rows[i + _AHEAD]) & _LOW, slots))
+            leaving = np.uint64(node[entries[i + _AHEAD - low]])
+            prefetch(slots, _home(leaving & _LOW, slots))
+        entry, row = entries[i - low], np.int64(rows[i])
         if np.uint64(node[entry]) != table.empty:
-            place[np.int64(node[entry])] = ABSENT_ROW
-        node[entry] = rows[i]
-        place[np.int64(rows[i])] = entry
+            _remove(np.int64(node[entry]), table)
+        node[entry] = row
+        slots[_find(row, table)] = (np.uint64(row) & _LOW) << _HALF | np.uint64(entry)
         table.last[entry] = until
         table.coming[entry] = NEVER
         table.uses[entry] = 1
+
+
+@leaf
+def remove_rows(rows, num, table):
+    """Empty the entries of these rows, if they have any."""
+    for i in range(num):
+        row = np.int64(rows[i])
+        entry = _entry(row, table)
+        if entry >= 0:
+            _remove(row, table)
+            table.node[entry] = table.empty
 
 
 @leaf
@@ -249,13 +338,12 @@ def _divide(entry, divisor):
 
 
 @leaf
-def copy_extents(source, runs, rows, layout, cached, first_entry, area, data, slot_bytes):
+def copy_extents(source, runs, rows, layout, entries, first, area, data, slot_bytes):
     """Copy the rows of runs of pages into their entries.
 
     source       uint8             the pages, run after run
     runs         int64 (runs, 5)   as `plan_extents` gives them, of `rows`
-    cached       CacheTable, StayingEntries   which entry a row has; None: rows[i] has
-                                   `first_entry` + i
+    entries      int64             that of rows[i] is entries[i - first]; None: it is i + first
     area         int64             arena slots of the array's entries
     data         uint8             the arena
     """
@@ -263,22 +351,15 @@ def copy_extents(source, runs, rows, layout, cached, first_entry, area, data, sl
     per_slot, start = slot_bytes // row_bytes, 0
     for k in range(runs.shape[0]):
         # byte 0 of `source`, counted over the blocks of the array from its first
-        first = runs[k, 0] * layout.blocks_per_shard * layout.block_bytes + runs[k, 1] * _PAGE
-        first -= start
+        begin = runs[k, 0] * layout.blocks_per_shard * layout.block_bytes + runs[k, 1] * _PAGE
+        begin -= start
         for i in range(runs[k, 3], runs[k, 4]):
-            row, entry, slots = np.int64(rows[i]), np.int64(first_entry + i), area
-            if cached is not None:
-                table, staying = cached
-                region = row >> table.shift
-                if table.stays[region]:
-                    entry = staying.first[region] + (row & ((np.int64(1) << table.shift) - 1))
-                    slots = staying.slots
-                else:
-                    entry = np.int64(table.place[row])
+            row = np.int64(rows[i])
+            entry = np.int64(i + first) if entries is None else np.int64(entries[i - first])
             block = row // layout.rows_per_block
             at = (row - block * layout.rows_per_block) * row_bytes
-            at += block * layout.block_bytes - first
-            target = slots[entry // per_slot] * slot_bytes + entry % per_slot * row_bytes
+            at += block * layout.block_bytes - begin
+            target = area[entry // per_slot] * slot_bytes + entry % per_slot * row_bytes
             copy_row(source, at, data, target, row_bytes)
         start += runs[k, 2] * _PAGE
 
@@ -292,7 +373,7 @@ def address_entries(nodes, num, first, num_nodes, cached, area, slot_bytes, row_
     out      uint64 (>= num,)
     """
     table, staying = cached
-    stays, place, shift = table.stays, table.place, table.shift
+    stays, shift = table.stays, table.shift
     inside = (np.int64(1) << shift) - 1
     per_slot = slot_bytes // row_bytes
     divisor = _divisor(per_slot)
@@ -303,8 +384,12 @@ def address_entries(nodes, num, first, num_nodes, cached, area, slot_bytes, row_
             out[i] = NO_ROW
             continue
         region = row >> shift
-        staying_row = stays[region] != 0
-        entry = staying.first[region] + (row & inside) if staying_row else np.int64(place[row])
-        slot = _divide(entry, divisor)
-        start = staying.slots[slot] if staying_row else area[slot]
+        if stays[region]:
+            entry = staying.first[region] + (row & inside)
+            slot = _divide(entry, divisor)
+            start = staying.slots[slot]
+        else:
+            entry = _entry(row, table)
+            slot = _divide(entry, divisor)
+            start = area[slot]
         out[i] = start * slot_bytes + (entry - slot * per_slot) * row_bytes

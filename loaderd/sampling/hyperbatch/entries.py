@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.kernels.rowcache import CacheTable
+from blockstore.kernels.rowcache import CacheTable, num_slots
 from blockstore.kernels.rows import RowLayout
 from loaderd.memory.workspace import Carver
 from loaderd.plans.base import Unit
@@ -62,8 +62,8 @@ class CachedType:
 
 
 def entry_bytes(id_bytes: int) -> int:
-    """Bytes kept of an entry beside its rows: node, last, coming, uses, and its place in a list."""
-    return 2 * id_bytes + 4 + 4 + 1
+    """Bytes of an entry beside its rows: slots, node, last, coming, uses, its place in a list."""
+    return 2 * 8 + 2 * id_bytes + 4 + 4 + 1
 
 
 def table_bytes(types: Sequence[TypeRows], id_dtype: str, shares: Sequence[CacheShare]) -> int:
@@ -77,7 +77,8 @@ def table_bytes(types: Sequence[TypeRows], id_dtype: str, shares: Sequence[Cache
 def carve_type(carver: Carver, t: TypeRows, entries: int, ids: np.dtype[Any]) -> tuple[Any, ...]:
     array = carver.array
     return (
-        array(np.uint8, region_rows(t).size), array(np.int32, t.num_nodes), array(ids, entries),
+        array(np.uint8, region_rows(t).size), array(np.uint64, num_slots(entries)),
+        array(ids, entries),
         array(np.int32, entries), array(np.int32, entries), array(np.uint8, entries),
         array(np.uint64, t.num_nodes // 64 + 1),
         array(ids, max(entries, RUNS_HELD << region_shift(t))),
@@ -87,8 +88,8 @@ def carve_type(carver: Carver, t: TypeRows, entries: int, ids: np.dtype[Any]) ->
 def carve_chunks(
     carver: Carver, types: Sequence[TypeRows], shares: Sequence[CacheShare]
 ) -> tuple[Any, Any]:
-    """Entries chosen for a chunk of rows, and the runs of pages by which the rows are read."""
+    """Entries chosen for chunks of rows, and the runs of pages by which one is read."""
     entries = max((share.entries for share in shares), default=1)
     region = max((1 << region_shift(t) for t in types), default=1)
     rows = max(min(CHUNK_ROWS, entries), region)
-    return carver.array(np.int32, rows), carver.array(np.int64, 5 * rows)
+    return carver.array(np.int64, RUNS_HELD * rows), carver.array(np.int64, 5 * rows)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from blockstore.format import PAGE_BYTES
 from blockstore.io.places import page_numbers
 from blockstore.io.reader import BlockReader
-from blockstore.kernels.rowcache import ABSENT_ROW
+from blockstore.kernels.rowcache import ABSENT_ROW, find_entries
 from blockstore.kernels.rows import RowLayout
 from loaderd.sampling.hyperbatch.entries import CachedType, Needs
 
@@ -63,7 +63,10 @@ class ExpectedPages:
                         rows = piece[low : low + _ROWS].astype(np.int64) - t.first
                         rows = rows[(rows >= 0) & (rows < t.num_nodes)]
                         stays = t.table.stays[rows >> int(t.table.shift)] != 0
-                        absent = ~stays & (t.table.place[rows] == ABSENT_ROW)
+                        entries = np.empty(rows.size, np.int64)
+                        find_entries(rows, rows.size, t.table, entries)
+                        listed = t.bits[rows >> 6] >> (rows & 63).astype(np.uint64) & np.uint64(1)
+                        absent = ~stays & (entries == ABSENT_ROW) & (listed == 0)
                         self._expect(t, rows[absent], later=True)
 
     def had(self, file: int, runs: NDArray[np.int64]) -> None:

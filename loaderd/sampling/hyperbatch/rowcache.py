@@ -14,20 +14,19 @@ from blockstore.io.reader import make_transit
 from blockstore.io.reading import Reading, ReadingQueue
 from blockstore.kernels.order import distinct
 from blockstore.kernels.rowcache import (
-    ABSENT_ROW,
     COMING,
+    FREE,
     LEVELS,
     NEVER,
     CacheTable,
-    StayingEntries,
     address_entries,
     choose_by_level,
     copy_extents,
     count_new,
     enter_rows,
-    forget_listed,
     list_absent,
     note_use,
+    remove_rows,
 )
 from blockstore.kernels.rows import row_layout
 from loaderd.memory.workspace import Carver
@@ -67,7 +66,8 @@ class RowCache:
     """Entries for rows of a session.  Its gather thread brings rows in; workers look them up.
 
     Batches are numbered in a run.  A row that may leave stays until the batches that use it are
-    released: `oldest` tells the first unreleased one.
+    released: `oldest` tells the first unreleased one.  The slots by which entries are found change
+    whenever others leave, so that they have a lock.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class RowCache:
         types = rows_by_type(files.served)
         self._staying, kept = staying.regions, staying.regions.kept()
         for number, (t, share) in enumerate(zip(types, shares, strict=True)):
-            stays, place, node, last, coming, uses, bits, listed = carve_type(
+            stays, lookup, node, last, coming, uses, bits, listed = carve_type(
                 carver, t, share.entries, ids
             )
-            place[:], node[:], last[:], uses[:] = ABSENT_ROW, empty, -1, 0
+            lookup[:], node[:], last[:], uses[:] = FREE, empty, -1, 0
             stays[:] = kept[number]
             table = CacheTable(
-                stays, np.int64(region_shift(t)), place, node, last, coming, uses, np.uint64(empty)
+                stays, np.int64(region_shift(t)), lookup, node, last, coming, uses, np.uint64(empty)
             )
             arrays = []
             for i, width in zip(t.served, t.row_bytes, strict=True):
@@ -125,7 +125,9 @@ class RowCache:
             )  # fmt: skip
             self.types.append(found)
             self._begin_regions(found, np.flatnonzero(stays))
-        self._chosen, self._runs = carve_chunks(carver, types, shares)
+        chosen, self._runs = carve_chunks(carver, types, shares)
+        self._chosen = chosen.reshape(RUNS_HELD, -1)
+        self._looking = concurrency.Lock()  # for `CacheTable.slots`
         self._counts = np.zeros(LEVELS, np.int64)
         self._groups = 0
         self._delivered = False  # whether a group's rows have been brought in
@@ -138,7 +140,6 @@ class RowCache:
         for t in self.types:
             t.table.last[:] = -1
             t.table.coming[:] = NEVER
-            self._forget(t)
 
     def age(self) -> None:
         """A group begins: every few groups, counts of uses are halved."""
@@ -178,9 +179,10 @@ class RowCache:
         self.rows_wanted += sum(piece.size for _, piece in _pieces(group))
         self._fill(group, oldest)
         for t in self.types:
+            t.num_listed, t.bits[:] = 0, 0
             for _, piece in _pieces(group):
                 t.num_listed = list_absent(
-                    piece, piece.size, t.first, t.num_nodes, t.table, until, t.listed,
+                    piece, piece.size, t.first, t.num_nodes, t.table, until, t.bits, t.listed,
                     t.num_listed,
                 )  # fmt: skip
             t.table.coming[:] = NEVER
@@ -190,25 +192,17 @@ class RowCache:
                         piece, piece.size, t.first, t.num_nodes, t.table, needs.batch,
                         t.table.coming,
                     )  # fmt: skip
-        try:
+        for t in self.types:
+            t.listed[: t.num_listed].sort()
+        with self.expected.announced(self.types, later):
             for t in self.types:
-                t.listed[: t.num_listed].sort()
-            with self.expected.announced(self.types, later):
-                for t in self.types:
-                    self._bring_type(t, group[0].batch, until, oldest)
-        finally:
-            for t in self.types:
-                self._forget(t)
+                self._bring_type(t, group[0].batch, until, oldest)
         self._delivered = True
         for t in self.types:
             for needs, piece in _pieces(group):
                 note_use(
                     piece, piece.size, t.first, t.num_nodes, t.table, needs.batch, t.table.last
                 )
-
-    def _forget(self, t: CachedType) -> None:
-        forget_listed(t.listed, t.num_listed, t.table.place)
-        t.num_listed = 0
 
     def _begin_regions(self, t: CachedType, regions: NDArray[np.int64]) -> None:
         """These regions stay for this session, too."""
@@ -251,7 +245,7 @@ class RowCache:
 
     def _max_rows(self, t: CachedType) -> int:
         """Most rows of a piece."""
-        maximum: int = min(self._chosen.size, t.listed.size // RUNS_HELD)
+        maximum: int = min(self._chosen.shape[1], t.listed.size // RUNS_HELD)
         return maximum
 
     def _bring_regions(
@@ -305,7 +299,7 @@ class RowCache:
                 oldest(-1)
                 rows = np.concatenate([piece.rows, *map(t.rows_of, piece.regions)])
                 t.listed[low : low + rows.size] = rows
-                queue.add(self._read(t, low, low + rows.size), partial(arrived, piece))
+                queue.add(self._read(t, low, low + rows.size, None), partial(arrived, piece))
                 self.rows_read += rows.size
                 low = t.listed.size // RUNS_HELD - low
 
@@ -313,45 +307,44 @@ class RowCache:
         self, t: CachedType, now: int, until: int, oldest: Callable[[int], int]
     ) -> None:
         """Bring in listed rows by chunks: make room, plan runs, read two chunks at a time."""
-        low, known = 0, oldest(-1)
+        low, known, turn = 0, oldest(-1), 0
         try:
             with ReadingQueue(RUNS_HELD) as queue:
                 while low < t.num_listed:
-                    want = min(self._chosen.size, t.num_listed - low)
-                    found = self._choose(t, known, now, want)
-                    if found < min(want, max(1, self._chosen.size // 16)) and known < now:
+                    queue.make_room()  # what was chosen for the chunk before the last is read
+                    chosen = self._chosen[turn % RUNS_HELD][: t.num_listed - low]
+                    found = self._choose(t, known, now, chosen)
+                    few = max(1, self._chosen.shape[1] // 16)
+                    if found < min(chosen.size, few) and known < now:
                         known = oldest(known)
                         continue
                     assert found, "a group that fits finds room once all before it are released"
-                    queue.make_room()
-                    enter_rows(t.listed, low, low + found, self._chosen, t.table, until)
-                    low += found
-                    queue.add(self._read(t, low - found, low))
+                    with self._looking:
+                        enter_rows(t.listed, low, low + found, chosen, t.table, until)
+                    low, turn = low + found, turn + 1
+                    queue.add(self._read(t, low - found, low, chosen[:found]))
                     self.rows_read += found
         except BaseException:
-            self._undo(t, low)
+            # they are not known to be there
+            with self._looking:
+                remove_rows(t.listed, low, t.table)
             raise
 
-    def _undo(self, t: CachedType, entered: int) -> None:
-        """Remove the entered rows again, which are not known to be there."""
-        rows = t.listed[:entered]
-        entries = t.table.place[rows]
-        t.table.node[entries[entries >= 0]] = t.table.empty
-        t.table.place[rows] = ABSENT_ROW
-
-    def _choose(self, t: CachedType, oldest: int, now: int, want: int) -> int:
-        """Choose entries to replace; returns how many were found.
+    def _choose(self, t: CachedType, oldest: int, now: int, out: NDArray[np.int64]) -> int:
+        """Choose entries to replace, as many as `out` holds; returns how many were found.
 
         While batches before `now` are not released, rows that will come again stay, else they would
         be read again: those batches free the room of rows that nobody wants any more.
         """
         levels = COMING if oldest < now else LEVELS
         return int(
-            choose_by_level(t.table, oldest, now, t.hand, want, levels, self._counts, self._chosen)
+            choose_by_level(t.table, oldest, now, t.hand, out.size, levels, self._counts, out)
         )
 
-    def _read(self, t: CachedType, low: int, high: int) -> list[Reading]:
-        """Begin to read rows listed[low:high] of every array."""
+    def _read(
+        self, t: CachedType, low: int, high: int, entries: NDArray[np.int64] | None
+    ) -> list[Reading]:
+        """Begin to read rows listed[low:high] of every array; entries None: they stay."""
         readings = []
         for number, a in enumerate(t.arrays):
             runs = self._runs.reshape(-1, 5)
@@ -360,34 +353,37 @@ class RowCache:
             own = runs[:count].copy()
             self.pages_read += int(own[:, 2].sum())
             self.runs_read += count
+            places, area = entries, a.area
+            if places is None:
+                staying = self._staying.entries(t.number, number)
+                places, area = staying.of(t.listed[low:high], t.table.shift), staying.slots
             readings.append(
                 self._reader.stream(
                     a.file,
                     own,
                     self._transit,
-                    self._copier(t, number, own),
+                    self._copier(t, a, own, (places, low, area)),
                     rows=t.listed[low:high],
                 )
             )
         return readings
 
     def _copier(
-        self, t: CachedType, array: int, runs: NDArray[np.int64]
+        self,
+        t: CachedType,
+        a: CachedArray,
+        runs: NDArray[np.int64],
+        target: tuple[NDArray[np.int64], int, NDArray[np.int64]],
     ) -> Callable[[int, int, NDArray[np.uint8]], None]:
-        a, cached = t.arrays[array], self._cached(t, array)
+        """`target`: entries of the listed rows, the first of these, arena slots of the entries."""
 
         def copy(low: int, high: int, pages: NDArray[np.uint8]) -> None:
             copy_extents(
-                pages, runs[low:high], t.listed, a.layout, cached, 0, a.area, self._data,
-                self._slot_bytes,
-            )  # fmt: skip
+                pages, runs[low:high], t.listed, a.layout, *target, self._data, self._slot_bytes
+            )
             self.expected.had(a.file, runs[low:high])
 
         return copy
-
-    def _cached(self, t: CachedType, array: int) -> tuple[CacheTable, StayingEntries]:
-        """The places of a type's rows in one of its arrays."""
-        return t.table, self._staying.entries(t.number, array)
 
     # -- looking up -------------------------------------------------------------------------------
 
@@ -396,11 +392,12 @@ class RowCache:
         for t in self.types:
             if served in t.served:
                 array = t.served.index(served)
-                a, cached = t.arrays[array], self._cached(t, array)
-                address_entries(
-                    nodes, nodes.size, t.first, t.num_nodes, cached, a.area, self._slot_bytes,
-                    a.layout.row_bytes, out,
-                )  # fmt: skip
+                a, cached = t.arrays[array], (t.table, self._staying.entries(t.number, array))
+                with self._looking:
+                    address_entries(
+                        nodes, nodes.size, t.first, t.num_nodes, cached, a.area, self._slot_bytes,
+                        a.layout.row_bytes, out,
+                    )  # fmt: skip
 
 
 def _pieces(group: Sequence[Needs]) -> Iterator[tuple[Needs, NDArray[Any]]]:

@@ -16,14 +16,40 @@ def u32(values):
     return np.array(values, np.uint32)
 
 
-def table_of(place, node, last, coming, uses, stay=()):
-    """`stay`: numbers of the regions of 8 rows that do."""
-    stays = np.zeros(place.size // 8 + 1, np.uint8)
+def home(row, num_slots):
+    """Where the search for a row begins."""
+    return row * 0x9E3779B97F4A7C15 % 2**64 * num_slots >> 64
+
+
+def table_of(num_rows, node, last=None, coming=None, uses=None, stay=()):
+    """A table in which entry e has the row node[e].
+
+    last, coming, uses   of each entry; None: -1, NEVER, 0
+    stay                 numbers of the regions of 8 rows that do
+    """
+    stays = np.zeros(num_rows // 8 + 1, np.uint8)
     stays[list(stay)] = 1
-    return k.CacheTable(
-        stays, np.int64(3), place, node, np.array(last, np.int32), np.array(coming, np.int32),
-        np.array(uses, np.uint8), EMPTY,
-    )  # fmt: skip
+    filled = [
+        np.array([other] * len(node) if values is None else values, dtype)
+        for values, other, dtype in (
+            (last, -1, np.int32), (coming, k.NEVER, np.int32), (uses, 0, np.uint8),
+        )
+    ]  # fmt: skip
+    slots = np.full(k.num_slots(len(node)), k.FREE)
+    table = k.CacheTable(stays, np.int64(3), slots, u32(node), *filled, EMPTY)
+    for e, row in enumerate(node):
+        if row != int(EMPTY):
+            at = home(row, slots.size)
+            while slots[at] != k.FREE:
+                at = (at + 1) % slots.size
+            slots[at] = row << 32 | e
+    return table
+
+
+def entries_of(table, rows):
+    out = np.zeros(len(rows), np.int64)
+    k.find_entries(np.array(rows, np.int64), len(rows), table, out)
+    return out.tolist()
 
 
 @given(st.lists(rows_of, max_size=4), st.integers(0, 30))
@@ -41,23 +67,21 @@ def test_new_rows_are_counted_once(batches, first):
 regions_of = st.sets(st.integers(0, 12), max_size=5).map(sorted)
 
 
-@given(rows_of, st.dictionaries(st.integers(0, 99), st.integers(0, 7), max_size=8), regions_of)
+@given(rows_of, st.sets(st.integers(0, 99), max_size=8), regions_of)
 def test_absent_rows_are_listed_once_and_others_stay(batch, cached, stay):
-    place = np.full(100, k.ABSENT_ROW, np.int32)
-    entries = {row: e for e, row in enumerate(cached)}
-    for row, e in entries.items():
-        place[row] = e
-    table = table_of(place, u32(range(8)), np.full(8, -1), np.zeros(8), np.full(8, 2), stay)
+    node = sorted(cached) + [int(EMPTY)] * (8 - len(cached))
+    entries = {row: e for e, row in enumerate(sorted(cached))}
+    table = table_of(100, node, uses=[2] * 8, stay=stay)
     batch = [n for n in batch if n // 8 not in stay]
     nodes = u32([*batch, *(8 * r for r in stay)])
     last, uses, out = table.last, table.uses, np.zeros(100, np.uint32)
-    count = k.list_absent(nodes, nodes.size, 0, 100, table, 5, out, 0)
+    count, bits = 0, np.zeros(100 // 64 + 1, np.uint64)
+    for piece in (nodes[: nodes.size // 2], nodes[nodes.size // 2 :]):
+        count = k.list_absent(piece, piece.size, 0, 100, table, 5, bits, out, count)
     absent = list(dict.fromkeys(n for n in batch if n not in entries))
     assert out[:count].tolist() == absent
     assert {e for e in range(8) if last[e] == 5} == {entries[n] for n in batch if n in entries}
     assert {e for e in range(8) if uses[e] == 3} == {entries[n] for n in batch if n in entries}
-    k.forget_listed(out, count, place)
-    assert (place[absent] == k.ABSENT_ROW).all()
 
 
 def score(coming, uses, now):
@@ -83,8 +107,8 @@ entry = st.tuples(
 def test_what_goes_is_free_or_of_the_lowest_level(entries, oldest, want, begin, waits):
     """`waits`: for others to leave than rows that come again."""
     node = u32([int(EMPTY) if free else 7 for free, *_ in entries])
-    table = table_of(np.empty(0, np.int32), node, *([e[i] for e in entries] for i in (1, 2, 3)))
-    out, counts = np.zeros(want, np.int32), np.zeros(k.LEVELS, np.int64)
+    table = table_of(0, [], *([e[i] for e in entries] for i in (1, 2, 3)))._replace(node=node)
+    out, counts = np.zeros(want, np.int64), np.zeros(k.LEVELS, np.int64)
     hand = np.array([begin % len(entries)])
     levels = k.COMING if waits else k.LEVELS
     found = k.choose_by_level(table, oldest, 10, hand, want, levels, counts, out)
@@ -127,10 +151,14 @@ def test_runs_cover_the_rows_and_copies_bring_them(rows, row_bytes, gap, maximum
     data = np.zeros((slots.size + 1) * slot, np.uint8)
     first = np.full(51, np.int64(k.ABSENT_ROW))
     first[stay] = 8 * np.arange(len(stay))
-    place = np.full(401, k.ABSENT_ROW, np.int32)
-    place[listed] = np.random.default_rng(1).permutation(listed.size)
-    table = table_of(place, u32([]), [], [], [], stay)
-    cached, area = (table, k.StayingEntries(first, slots[:kept])), slots[kept:]
+    node = np.random.default_rng(1).permutation(listed)
+    table, staying = table_of(401, node.tolist(), stay=stay), k.StayingEntries(first, slots[:kept])
+    entries, area = np.array(entries_of(table, listed)), slots[kept:]
+    assert (node[entries] == listed).all()
+    stays = table.stays[listed >> 3] != 0
+    # of all slots, those of rows that stay come first
+    entries += kept * (slot // row_bytes)
+    places = np.where(stays, staying.of(listed, table.shift), entries)
     pages_read = []
     for shard, page, pages, low, high in runs.tolist():
         first = shard * per_shard * block_bytes + page * PAGE_BYTES
@@ -142,8 +170,9 @@ def test_runs_cover_the_rows_and_copies_bring_them(rows, row_bytes, gap, maximum
         pages_read.append(disk[first : first + pages * PAGE_BYTES])
     for cut in (slice(0, 2), slice(2, None)):  # a task, and those after it
         source = np.concatenate([disk[:0], *pages_read[cut]])
-        k.copy_extents(source, runs[cut], listed, layout, cached, 0, area, data, slot)
+        k.copy_extents(source, runs[cut], listed, layout, places, 0, slots, data, slot)
     out = np.zeros(listed.size, np.uint64)
+    cached = table, staying
     k.address_entries(listed, listed.size, 0, 401, cached, area, slot, row_bytes, out)
     assert np.unique(out).size == listed.size
     for row, at in zip(listed.tolist(), out.tolist(), strict=True):
@@ -152,25 +181,60 @@ def test_runs_cover_the_rows_and_copies_bring_them(rows, row_bytes, gap, maximum
 
 
 def test_next_uses_and_touches_follow_the_batches():
-    place = np.array([2, k.ABSENT_ROW, 0, 1, *[k.ABSENT_ROW] * 4, 0], np.int32)
-    table = table_of(place, u32([]), [], [], [], [1])
-    coming, last = np.full(3, k.NEVER, np.int32), np.full(3, -1, np.int32)
+    table = table_of(9, [2, 3, 0, 8], stay=[1])
+    coming, last = np.full(4, k.NEVER, np.int32), np.full(4, -1, np.int32)
     for batch, nodes in ((9, [0, 1]), (8, [0, 2])):
         k.note_use(u32([*nodes, 8]), 3, 0, 9, table, batch, coming)
-    assert coming.tolist() == [8, k.NEVER, 8]
+    assert coming.tolist() == [8, k.NEVER, 8, k.NEVER]
     for batch, nodes in ((3, [0, 3]), (4, [0, 1])):
         k.note_use(u32([8, *nodes]), 3, 0, 9, table, batch, last)
-    assert last.tolist() == [-1, 3, 4]
+    assert last.tolist() == [-1, 3, 4, -1]
 
 
 def test_rows_that_enter_push_others_out():
-    place = np.array([0, k.LISTED, k.ABSENT_ROW, k.LISTED], np.int32)
-    node = u32([0, EMPTY])
-    table = table_of(place, node, [0, 0], [0, 0], [1, 1])
-    entries = np.array([1, 0], np.int32)
-    k.enter_rows(u32([1, 3]), 0, 2, entries, table, 6)
-    assert place.tolist() == [k.ABSENT_ROW, 1, k.ABSENT_ROW, 0]
-    assert node.tolist() == [3, 1]
+    table = table_of(4, [0, int(EMPTY)], [0, 0], [0, 0], [1, 1])
+    k.enter_rows(u32([1, 3]), 0, 2, np.array([1, 0]), table, 6)
+    assert entries_of(table, range(4)) == [k.ABSENT_ROW, 1, k.ABSENT_ROW, 0]
+    assert table.node.tolist() == [3, 1]
     assert (table.last == 6).all()
     assert (table.coming == k.NEVER).all()
     assert (table.uses == 1).all()
+
+
+@given(
+    st.integers(0, 12),
+    st.lists(st.lists(st.tuples(st.integers(0, 15), st.integers(0, 11)), max_size=12), max_size=8),
+)
+def test_entries_are_found_as_in_a_dictionary(num_entries, steps):
+    """Rows enter in any entries, whose rows leave, and every second time some rows leave again.
+
+    Searches for half of the rows begin in the first slot or in the last two.
+    """
+    table, known = table_of(1000, [int(EMPTY)] * num_entries), dict[int, int]()
+    last = table.slots.size - 1
+    near = [row for row in range(1000) if home(row, last + 1) in (0, max(0, last - 1), last)]
+    among = [*near[:8], *range(500, 508)]
+    for number, step in enumerate(steps):
+        pairs = {among[i]: e for i, e in step if among[i] not in known and e < num_entries}
+        pairs = {row: e for e, row in {e: row for row, e in pairs.items()}.items()}
+        rows = sorted(pairs)
+        entries = np.array([pairs[row] for row in rows], np.int64)
+        k.enter_rows(u32(rows), 0, len(rows), entries, table, 0)
+        known = {row: e for row, e in known.items() if e not in pairs.values()} | pairs
+        if number % 2:
+            leaving = [among[i] for i, _ in step[::2]]
+            k.remove_rows(u32(leaving), len(leaving), table)
+            known = {row: e for row, e in known.items() if row not in leaving}
+        assert entries_of(table, among) == [known.get(row, k.ABSENT_ROW) for row in among]
+        assert (table.slots != k.FREE).sum() == len(known)
+        assert (table.node != EMPTY).sum() == len(known)
+
+
+def test_rows_that_are_alike_in_their_low_bits_are_told_apart():
+    table, empty = table_of(9, [int(EMPTY)] * 3), np.uint64(2**64 - 1)
+    table = table._replace(node=np.full(3, empty), empty=empty)
+    rows = np.array([5, 5 + 2**32, 5 + 2**33], np.uint64)
+    k.enter_rows(rows, 0, 3, np.array([2, 0, 1]), table, 0)
+    assert entries_of(table, rows) == [2, 0, 1]
+    k.remove_rows(rows[1:2], 1, table)
+    assert entries_of(table, rows) == [2, k.ABSENT_ROW, 1]

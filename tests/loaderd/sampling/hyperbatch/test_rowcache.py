@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from blockstore.errors import CorruptBlock
 from blockstore.format import PAGE_BYTES, NodeType, RowArray, row_geometry
+from blockstore.kernels.rowcache import FREE, find_entries
 from blockstore.kernels.rows import NO_ROW
 from loaderd.memory.ledger import ServedRows
 from loaderd.monitoring.devicecost import DeviceCost
@@ -211,12 +212,14 @@ class Model(RuleBasedStateMachine):
     def each_entry_is_of_one_row(self):
         if hasattr(self, "cache"):
             (t,) = self.cache.types
-            place = t.table.place
+            entries = np.empty(NODES, np.int64)
+            find_entries(np.arange(NODES), NODES, t.table, entries)
             staying = np.repeat(t.table.stays != 0, 16)[:NODES]
-            assert not (staying & (place >= 0)).any(), "a row that stays has an entry, too"
-            for row in np.flatnonzero(place >= 0).tolist():
-                assert t.table.node[place[row]] == row, f"row {row}"
-            assert (place >= -1).all()
+            assert not (staying & (entries >= 0)).any(), "a row that stays has an entry, too"
+            for row in np.flatnonzero(entries >= 0).tolist():
+                assert t.table.node[entries[row]] == row, f"row {row}"
+            full = (t.table.node != t.table.empty).sum()
+            assert (entries >= 0).sum() == full == (t.table.slots != FREE).sum()
 
 
 TestModel = Model.TestCase
@@ -289,7 +292,7 @@ def test_regions_that_stay_are_read_once_whatever_fails(fails):
 def test_a_run_that_ends_leaves_regions_for_the_next_one(caplog):
     caplog.set_level(logging.INFO, "loaderd")
     cache = make_cache(9, Reader(), range(8))
-    cache._chosen = cache._chosen[:16]  # a region at a time
+    cache._chosen = cache._chosen[:, :16]  # a region at a time
     group, asked = [needs_of(0, [10, 129]), needs_of(1, [11])], iter(range(5))
 
     def oldest(known: int) -> int:
