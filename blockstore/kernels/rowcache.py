@@ -3,9 +3,9 @@
 A region is 2**shift adjacent rows.  The rows of some regions stay, in entries that several tables
 may share and that follow from the region's first one; rows of the others come and go one by one.
 
-Where a row is, is looked up by hashing, in a table of two slots for each entry: it takes no
-memory for rows that are not there, however many the graph has.  Searches go on in the next slot,
-and a row that leaves makes room for those behind it, so that they end at the first free slot.
+The entry of a row is found in a hash table with linear probing and two slots for each entry, so
+rows that are not in memory cost nothing there.  When a row leaves, those behind it move up, so that
+a search always ends at the first free slot.
 
 Arguments that the kernels share:
 
@@ -24,12 +24,12 @@ from blockstore.kernels.intrinsics import mulhi, prefetch, wrap_mul
 from blockstore.kernels.jit import inner, leaf
 from blockstore.kernels.rows import NO_ROW, copy_row
 
-ABSENT_ROW = np.int32(-1)
+ABSENT_ROW = np.int64(-1)
 NEVER = np.int32(2**31 - 1)
 _PAGE = np.int64(PAGE_BYTES)
 _AHEAD = 16
 FREE = np.uint64(2**64 - 1)  # a slot without a row
-_LOW, _HALF = np.uint64(2**32 - 1), np.uint64(32)
+_LOW, _HALF = np.uint64(2**32 - 1), np.uint64(32)  # the low half of a slot, and its bits
 _GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)  # 2**64 / the golden ratio: neighbors lie far apart
 _MAX_USES = 15
 _FAR = 63  # batches from now on, beyond which nothing is told apart
@@ -120,7 +120,7 @@ def _find(row, table):
 def _entry(row, table):
     """The entry of a row, ABSENT_ROW if it has none."""
     word = table.slots[_find(row, table)]
-    return np.int64(ABSENT_ROW) if word == FREE else np.int64(word & _LOW)
+    return ABSENT_ROW if word == FREE else np.int64(word & _LOW)
 
 
 @inner
@@ -139,18 +139,18 @@ def _remove(row, table):
 
 
 @inner
-def _passes(nodes, i, num, first, num_nodes, table):
-    """Whether there is an i-th row, and its region does not stay."""
-    row = np.int64(nodes[i]) - first if i < num else np.int64(-1)
-    return 0 <= row < num_nodes and not table.stays[row >> table.shift]
+def _transient(nodes, i, num, first, num_nodes, table):
+    """The row of the i-th node; ABSENT_ROW if there is none of this type, or its region stays."""
+    row = np.int64(nodes[i]) - first if i < num else ABSENT_ROW
+    return row if 0 <= row < num_nodes and not table.stays[row >> table.shift] else ABSENT_ROW
 
 
 @inner
 def _ask_ahead(nodes, i, num, first, num_nodes, table):
     """Prefetch the slot of a row that comes soon."""
-    if _passes(nodes, i + _AHEAD, num, first, num_nodes, table):
-        low = np.uint64(np.int64(nodes[i + _AHEAD]) - first) & _LOW
-        prefetch(table.slots, _home(low, table.slots))
+    row = _transient(nodes, i + _AHEAD, num, first, num_nodes, table)
+    if row >= 0:
+        prefetch(table.slots, _home(np.uint64(row) & _LOW, table.slots))
 
 
 @leaf
@@ -176,19 +176,20 @@ def list_absent(nodes, num, first, num_nodes, table, until, bits, out, count):
     last, uses = table.last, table.uses
     for i in range(num):
         _ask_ahead(nodes, i, num, first, num_nodes, table)
-        if _passes(nodes, i, num, first, num_nodes, table):
-            row = np.int64(nodes[i]) - first
-            mask = one << (np.uint64(row) & low)
-            if bits[row >> 6] & mask:
-                continue
-            entry = _entry(row, table)
-            if entry < 0:
-                bits[row >> 6] |= mask
-                out[count] = row
-                count += 1
-            elif last[entry] != until:
-                last[entry] = until
-                uses[entry] = min(uses[entry] + 1, _MAX_USES)
+        row = _transient(nodes, i, num, first, num_nodes, table)
+        if row < 0:
+            continue
+        mask = one << (np.uint64(row) & low)
+        if bits[row >> 6] & mask:
+            continue
+        entry = _entry(row, table)
+        if entry < 0:
+            bits[row >> 6] |= mask
+            out[count] = row
+            count += 1
+        elif last[entry] != until:
+            last[entry] = until
+            uses[entry] = min(uses[entry] + 1, _MAX_USES)
     return count
 
 
@@ -201,10 +202,10 @@ def note_use(nodes, num, first, num_nodes, table, batch, uses):
     """
     for i in range(num):
         _ask_ahead(nodes, i, num, first, num_nodes, table)
-        if _passes(nodes, i, num, first, num_nodes, table):
-            entry = _entry(np.int64(nodes[i]) - first, table)
-            if entry >= 0:
-                uses[entry] = batch
+        row = _transient(nodes, i, num, first, num_nodes, table)
+        entry = _entry(row, table) if row >= 0 else ABSENT_ROW
+        if entry >= 0:
+            uses[entry] = batch
 
 
 @inner

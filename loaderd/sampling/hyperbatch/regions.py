@@ -101,7 +101,7 @@ class _TypeRegions:
         self.state = np.full(self.rows.size, _ABSENT, np.uint8)
         self.orphans = np.zeros(self.rows.size, np.bool_)  # unread, their member has left
         self.entries = [
-            StayingEntries(np.full(self.rows.size, np.int64(ABSENT_ROW)), np.empty(0, np.int64))
+            StayingEntries(np.full(self.rows.size, ABSENT_ROW), np.empty(0, np.int64))
             for _ in self.widths
         ]
 

@@ -66,8 +66,8 @@ class RowCache:
     """Entries for rows of a session.  Its gather thread brings rows in; workers look them up.
 
     Batches are numbered in a run.  A row that may leave stays until the batches that use it are
-    released: `oldest` tells the first unreleased one.  The slots by which entries are found change
-    whenever others leave, so that they have a lock.
+    released: `oldest` tells the first unreleased one.  A lock guards the hash tables of entries, in
+    which slots move when rows leave.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class RowCache:
             self._begin_regions(found, np.flatnonzero(stays))
         chosen, self._runs = carve_chunks(carver, types, shares)
         self._chosen = chosen.reshape(RUNS_HELD, -1)
-        self._looking = concurrency.Lock()  # for `CacheTable.slots`
+        self._slots_lock = concurrency.Lock()  # for `CacheTable.slots`
         self._counts = np.zeros(LEVELS, np.int64)
         self._groups = 0
         self._delivered = False  # whether a group's rows have been brought in
@@ -319,14 +319,14 @@ class RowCache:
                         known = oldest(known)
                         continue
                     assert found, "a group that fits finds room once all before it are released"
-                    with self._looking:
+                    with self._slots_lock:
                         enter_rows(t.listed, low, low + found, chosen, t.table, until)
                     low, turn = low + found, turn + 1
                     queue.add(self._read(t, low - found, low, chosen[:found]))
                     self.rows_read += found
         except BaseException:
             # they are not known to be there
-            with self._looking:
+            with self._slots_lock:
                 remove_rows(t.listed, low, t.table)
             raise
 
@@ -393,7 +393,7 @@ class RowCache:
             if served in t.served:
                 array = t.served.index(served)
                 a, cached = t.arrays[array], (t.table, self._staying.entries(t.number, array))
-                with self._looking:
+                with self._slots_lock:
                     address_entries(
                         nodes, nodes.size, t.first, t.num_nodes, cached, a.area, self._slot_bytes,
                         a.layout.row_bytes, out,

@@ -149,7 +149,7 @@ def test_runs_cover_the_rows_and_copies_bring_them(rows, row_bytes, gap, maximum
     kept, passing = (-(-count // (slot // row_bytes)) for count in (8 * len(stay), listed.size))
     slots = np.arange(kept + passing, dtype=np.int64)[::-1].copy()
     data = np.zeros((slots.size + 1) * slot, np.uint8)
-    first = np.full(51, np.int64(k.ABSENT_ROW))
+    first = np.full(51, k.ABSENT_ROW)
     first[stay] = 8 * np.arange(len(stay))
     node = np.random.default_rng(1).permutation(listed)
     table, staying = table_of(401, node.tolist(), stay=stay), k.StayingEntries(first, slots[:kept])
