@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Container, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -80,11 +80,12 @@ class StreamOpener:
         It serves `order.epoch`, but maybe not every other epoch.  The caller holds `opening`.
         Raises Refused, StoreError.
         """
-        share, broker, unreleased = self._registry.fair_share(1), order.engine.broker, set[Stream]()
-        order = order._replace(alike=1 + self._count_kinds()[order.kind])
+        share, alike = self._registry.fair_share(key), self._count_kinds(key, order)
+        broker, unreleased = order.engine.broker, set[Stream]()
+        order = order._replace(alike=alike[order.kind])
         self._stores.gather(order.engine, share, self._registry.is_busy)
         if shrink and share and broker.available() < share:
-            unreleased = self._share_out(order, share)
+            unreleased = self._share_out(order, share, alike)
             self._stores.gather(order.engine, share, self._registry.is_busy)
         # a share may be less than the session's minimum: then try with all that is available
         try:
@@ -93,7 +94,7 @@ class StreamOpener:
             if share == 0:
                 raise
         if shrink:
-            self._share_out(order, share, True, unreleased)
+            self._share_out(order, share, alike, True, unreleased)
         self._stores.gather(order.engine, self._arena.num_slots, self._registry.is_busy)
         return self._take(key, order, 0)  # it may need more than its share
 
@@ -118,10 +119,16 @@ class StreamOpener:
     # -- memory is shared out again ---------------------------------------------------------------
 
     def _share_out(
-        self, order: StreamRequest, share: int, every: bool = False, tried: Container[Stream] = ()
+        self,
+        order: StreamRequest,
+        share: int,
+        alike: Mapping[Hashable, int],
+        every: bool = False,
+        tried: Container[Stream] = (),
     ) -> set[Stream]:
         """Replace streams that have more than `share` slots by smaller ones.
 
+        alike     by kind, streams that are to be open
         every     also those that would have to read everything again
         tried     streams whose cursors did not release in time before
 
@@ -130,7 +137,6 @@ class StreamOpener:
         """
         slot_bytes = self._arena.slot_bytes
         with self._registry.lock:
-            alike = self._count_kinds() + Counter([order.kind])
             held = {
                 stream: stream.session.held_bytes() // slot_bytes
                 for stream, group in self._registry.streams.items()
@@ -162,9 +168,11 @@ class StreamOpener:
         replace()
         return unreleased
 
-    def _count_kinds(self) -> Counter[Hashable]:
+    def _count_kinds(self, key: StreamKey, order: StreamRequest) -> Mapping[Hashable, int]:
+        """Streams that are to be open, by kind: those here, those missing, and one of `order`."""
         with self._registry.lock:
-            return Counter(group.order.kind for group in self._registry.streams.values())
+            groups = [*self._registry.streams.values(), *self._registry.without_stream(key)]
+            return Counter([order.kind, *(group.order.kind for group in groups)])
 
     def _drain(
         self,
@@ -243,22 +251,23 @@ class StreamOpener:
                 for cursor in sorted(cursors, key=lambda c: c.position):
                     if cursor.active and smaller.can_join(cursor):
                         self._registry.move(cursor, smaller)
+                        cursor.waits = False
                         smaller.join(cursor)
                     elif cursor.active and not smaller.run and smaller.can_begin(cursor):
                         self._registry.move(cursor, smaller)
+                        cursor.waits = False
                         smaller.begin(cursor)
             self._find_places([c for c in cursors if c.stream is None])
             if smaller is not None:
                 self._registry.tidy(smaller)  # all may have gone while it was opened
 
     def _is_without(self, cursor: Cursor) -> bool:
-        here = cursor.number in self._registry.sessions
-        return here and cursor.stream is None and not cursor.waits
+        return cursor.number in self._registry.sessions and cursor.stream is None
 
     def _find_places(self, cursors: list[Cursor]) -> None:
         """Find places for cursors of an ended stream that want batches, the slowest first."""
         for cursor in sorted(cursors, key=lambda c: c.position):
-            if cursor.active and not self._registry.place(cursor):
+            if cursor.active and not self._registry.place(cursor) and not cursor.waits:
                 self.want(cursor, again=True)
 
     def _instead(self, key: StreamKey, order: StreamRequest, share: int) -> Stream | None:
@@ -279,13 +288,13 @@ class StreamOpener:
 
     def _open_for(self, cursor: Cursor, again: bool = False) -> None:
         """Open a stream for a session, in the executor's thread; `again` as for `want`."""
-        with self._registry.lock:
-            here = cursor.waits and cursor.number in self._registry.sessions
-            if not here or self.executor.closed or self._registry.place(cursor):
-                return
-            group = self._registry.sessions[cursor.number][1]
+        if (group := self._waiting(cursor)) is None:
+            return
         try:
             with self.opening:
+                # it may have got the stream that took the place of its last one
+                if self._waiting(cursor) is None:
+                    return
                 order = group.order._replace(epoch=cursor.epoch)
                 # readers of its job's other streams may have to wait for it, and release nothing
                 shrink = not again and not (group.key.in_step and group.streams)
@@ -309,6 +318,14 @@ class StreamOpener:
             self._registry.put_up(group, stream)
             self._registry.move(cursor, stream)
             stream.begin(cursor)
+
+    def _waiting(self, cursor: Cursor) -> StreamGroup | None:
+        """The group of a session that waits for a stream; None: it has one now, or needs none."""
+        with self._registry.lock:
+            here = cursor.waits and cursor.number in self._registry.sessions
+            if not here or self.executor.closed or self._registry.place(cursor):
+                return None
+            return self._registry.sessions[cursor.number][1]
 
     def _take_turn(self, cursor: Cursor, group: StreamGroup) -> bool:
         """End a stream of the session's group that has served long; its readers wait in turn.

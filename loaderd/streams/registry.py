@@ -217,14 +217,24 @@ class StreamRegistry:
         if not group.cursors and group not in self.streams.values():
             self.groups.pop(group.key, None)
 
-    def fair_share(self, more: int = 0) -> int:
-        """Slots for each stream, with `more` added to them; halved when their number doubles.
+    def fair_share(self, opening: StreamKey | None = None) -> int:
+        """Slots for each stream, one to be opened included; halved when their number doubles.
+
+        opening   of the group that gets one more stream; None: none is opened
 
         0: all slots.
         """
         with self.lock:
-            num = len(self.streams) + more
+            num = len(self.streams) + len(self.without_stream(opening)) + (opening is not None)
         return 0 if num < 2 else self._stores.arena.num_slots >> (num - 1).bit_length()
+
+    def without_stream(self, but: StreamKey | None = None) -> list[StreamGroup]:
+        """Groups, other than `but`, whose sessions have to get a stream: theirs has ended."""
+        return [
+            group
+            for key, group in self.groups.items()
+            if group.cursors and not group.streams and key != but
+        ]
 
     def is_busy(self, engine: Engine) -> bool:
         with self.lock:
@@ -233,7 +243,7 @@ class StreamRegistry:
     def unserved(self) -> int:
         """Slots needed by groups that have no stream, and will have to get one."""
         with self.lock:
-            return sum(g.order.minimum for g in self.groups.values() if not g.streams)
+            return sum(group.order.minimum for group in self.without_stream())
 
     # -- a session and its stream -----------------------------------------------------------------
 

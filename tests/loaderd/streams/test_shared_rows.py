@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from loaderd.streams.opener import SETTLE_S
+from loaderd.streams.registry import StreamKey, StreamRequest
+from loaderd.streams.stream import Stream
 from tests.graphs import make_csc
 from tests.loaderd.serving import Serving, Ticks, Trainer
 from tests.stores import write_store
@@ -121,5 +123,63 @@ def test_who_keeps_a_batch_does_not_hold_up_those_who_do_not(store, monkeypatch)
     assert at <= SETTLE_S + 0.1 < later
     slow.release(0)
     for trainer in (slow, quick, third):
+        trainer.detach()
+    serving.close()
+
+
+def test_who_starts_while_its_stream_is_replaced_reads_the_one_in_its_place(store, alone):
+    """Not a further one, for which those that are open already leave too little."""
+    serving = Serving(store, MEM)
+    opener, opened = serving.service._opener, list[tuple[int, int]]()
+    trainers = [attach(serving, seed) for seed in range(2)]
+    end, take = opener._end, opener._take
+
+    def start_then(stream: Stream) -> Any:
+        ended = end(stream)
+        number = ended.cursors[0].number
+        next(t for t in trainers if t.session == number).start()
+        return ended
+
+    def note(key: StreamKey, order: StreamRequest, share: int) -> Stream:
+        opened.append((order.request.seed, order.alike))
+        return take(key, order, share)
+
+    opener._end, opener._take = start_then, note
+    trainers.append(attach(serving, 2))
+    opener._end = end
+    trainers[2].start()
+    for step in range(STEPS):
+        for number, trainer in enumerate(trainers):
+            assert trainer.consume(step) == alone[0][number][step]
+    assert sorted(opened) == [(seed, 3) for seed in range(3)]
+    for trainer in trainers:
+        trainer.detach()
+    serving.close()
+
+
+def test_a_session_whose_stream_has_ended_counts_among_those_that_share(store, alone):
+    serving = Serving(store, MEM)
+    opener, registry = serving.service._opener, serving.service._registry
+    trainers = [attach(serving, seed) for seed in range(2)]
+    half, opened = registry.fair_share(), list[int]()
+    take = opener._take
+
+    def note(key: StreamKey, order: StreamRequest, share: int) -> Stream:
+        opened.append(order.alike)
+        return take(key, order, share)
+
+    opener._take = note
+    with opener.opening:  # as if another session were being opened
+        with registry.lock:
+            cursor, group = registry.sessions[trainers[0].session]
+            cursor.stream.closing = True
+            trainers[0].start()  # it leaves its stream, and waits for another one
+            assert len(registry.streams) == 1
+            assert registry.fair_share() == registry.fair_share(group.key) == half
+        trainers[1].start()  # its own is no smaller than it should be
+        assert trainers[1].consume(0) == alone[0][1][0]
+    assert trainers[0].consume(0) == alone[0][0][0]
+    assert opened == [2]
+    for trainer in trainers:
         trainer.detach()
     serving.close()
