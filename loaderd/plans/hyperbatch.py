@@ -45,32 +45,37 @@ class RegionCurve(NamedTuple):
     wanted: NDArray[np.int64]  # (points, regions) distinct rows wanted by the first 1, 2, 4, ...
     kept: NDArray[np.bool_]  # (regions,) in memory anyway: it takes no room, and is not read again
 
-    def grown(self, batches: float) -> NDArray[np.float64]:
+    def grown(self, batches: float | NDArray[np.float64]) -> NDArray[np.float64]:
         """Distinct rows of each region that so many minibatches want.
 
         Between two points the curve is linear, after the last one a power law.
+
+        batches   at least 1; several: (n,), for (n, regions)
         """
         wanted, last = self.wanted, len(self.wanted) - 1
-        found: NDArray[np.float64]
-        if batches < 1 << last:
-            low = int(batches).bit_length() - 1
-            share = batches / (1 << low) - 1
-            found = wanted[low] + share * (wanted[low + 1] - wanted[low])
-        elif last == 0:
-            found = wanted[0] * batches
+        number = np.asarray(batches, np.float64)[..., np.newaxis]
+        low = np.frexp(number)[1] - 1  # floor(log2)
+        low = np.clip(low, 0, max(0, last - 1))[..., 0]
+        lower, upper = wanted[low], wanted[np.minimum(low + 1, last)]
+        between = lower + (number / np.exp2(low)[..., np.newaxis] - 1) * (upper - lower)
+        if last == 0:
+            beyond = wanted[0] * number
         else:
             growth = np.log2(np.maximum(1.0, wanted[last] / np.maximum(0.5, wanted[last - 1])))
-            found = wanted[last] * (batches / (1 << last)) ** np.minimum(1.0, growth)
+            beyond = wanted[last] * (number / (1 << last)) ** np.minimum(1.0, growth)
+        found: NDArray[np.float64] = np.where(number < 1 << last, between, beyond)
         return np.minimum(found, self.rows)
 
     def reads(self, wanted: NDArray[np.float64], gap: int) -> NDArray[np.float64]:
         """(pages, runs) that bring the wanted rows of all regions but the first 0, 1, ...
 
-        float64 (2, regions + 1)
+        wanted   (..., regions)
+
+        float64 (..., regions + 1, 2)
         """
         share = wanted / np.maximum(1, self.rows)
         ways = [region_pages(self.rows, width, share, gap) for width in self.widths]
-        return np.array([_sums_from(each) for each in np.array(ways).sum(0)])
+        return np.stack([_sums_from(sum(each)) for each in zip(*ways, strict=True)], axis=-1)
 
 
 class HyperbatchSize(NamedTuple):
@@ -98,7 +103,8 @@ class RowMemory(NamedTuple):
 _AMPLE = 8  # minibatches; more only if that saves reading
 _GROUPS = 512  # of about equally hot regions, at least
 _EXACT = 64  # estimates are rounded to so many steps per doubling
-_GROWTH, _HALVINGS = 1.25, 4  # factor, then halvings, in the search for the most past minibatches
+# In the search for the most past minibatches: a factor, then numbers between two of these.
+_GROWTH, _BETWEEN = 1.25, 15
 # Later batches want rows of regions that none of the tried ones wanted: rows that do not stay have
 # at least this part of the room.
 _MIN_PASSING = 64
@@ -133,18 +139,19 @@ def choose_size(
             found += cuts
     if not found:
         return HyperbatchSize(1, order[:0], curve.grown(1), 0.0)
-    best = found[_best(memory, np.array([cut.reads for cut in found]))]
+    # of equals the first is taken
+    best = found[memory.best(*_rounded(np.array([cut.reads for cut in found])).T)]
     passing, stay = curve.grown(best.past), order[alike < best.stay]
     passing[stay] = 0
     return HyperbatchSize(best.size, stay, passing, best.room)
 
 
-def _best(memory: RowMemory, reads: NDArray[np.float64]) -> int:
-    """Index of the best way to read, out of (ways, 2) pages and runs.
-
-    Estimates within a percent are equal, and of equals the first is taken.
-    """
-    return memory.best(*np.exp2(np.round(np.log2(np.maximum(1e-9, reads)) * _EXACT) / _EXACT).T)
+def _rounded(reads: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Estimates of pages and runs; those within a percent become equal."""
+    rounded: NDArray[np.float64] = np.exp2(
+        np.round(np.log2(np.maximum(1e-9, reads)) * _EXACT) / _EXACT
+    )
+    return rounded
 
 
 def _grouped(curve: RegionCurve, order: NDArray[np.int64]) -> tuple[NDArray[np.int64], RegionCurve]:
@@ -192,34 +199,32 @@ def _cuts(curve: RegionCurve, memory: RowMemory, size: int, num_steps: int) -> l
 
     Either regions stay, or rows of the others pass more slowly; the slowest way comes first.
     """
-    low = high = float(size)
-    found = list[_Cut]()
-    while (cut := _share(curve, memory, size, high, num_steps)) is not None:
-        found.append(cut)
-        if high + size >= num_steps:
-            return found[::-1]
-        low, high = high, high * _GROWTH
-    for _ in range(_HALVINGS if found else 0):
-        middle = (low + high) / 2
-        if (cut := _share(curve, memory, size, middle, num_steps)) is None:
-            high = middle
-        else:
-            found.append(cut)
-            low = middle
+    tried, past = list[float](), float(size)
+    while not tried or tried[-1] + size < num_steps:
+        tried.append(past)
+        past *= _GROWTH
+    found = _shares(curve, memory, size, np.array(tried), num_steps)
+    if found and len(found) < len(tried):
+        between = np.linspace(found[-1].past, tried[len(found)], _BETWEEN + 2)[1:-1]
+        found += _shares(curve, memory, size, between, num_steps)
     return found[::-1]
 
 
-def _share(
-    curve: RegionCurve, memory: RowMemory, size: int, past: float, num_steps: int
-) -> _Cut | None:
+def _shares(
+    curve: RegionCurve, memory: RowMemory, size: int, past: NDArray[np.float64], num_steps: int
+) -> list[_Cut]:
     """Choose the regions that stay beside the rows that `past` minibatches wanted of the others.
 
     As many stay as fit, except those that cost more to read once than the rows wanted of them.
+
+    past   (n,) ascending
+
+    Returns the ways for the first of these, up to one for which there is not enough room.
     """
     there = curve.grown(past)
     lacks = curve.grown(past + size) - there
     # a row that only one of these wants leaves after it, as all wanted rows are known
-    again = np.maximum(0.0, there - lacks * past / size)
+    again = np.maximum(0.0, there - lacks * past[:, np.newaxis] / size)
     held = np.maximum(memory.spare * curve.grown(size), again + lacks)
     # each of several sessions that are alike pays for a part of what stays
     paid = ~curve.kept if memory.alike == 1 else 1 / memory.alike
@@ -230,15 +235,18 @@ def _share(
     room = memory.room(size)
     passes = np.maximum(passes, np.minimum(others, room / _MIN_PASSING))
     useful = 1 + np.count_nonzero(curve.kept | (curve.wanted[-1] > 0))
-    fitting = np.flatnonzero((stays + passes)[:useful] <= room)
-    if not fitting.size:
-        return None
-    read, fill = (curve.reads(wanted, memory.gap_pages).T for wanted in (lacks, again))
-    fill[:, 0] += stays / PAGE_BYTES
+    fits = (stays + passes)[:, :useful] <= room
+    read, fill = (curve.reads(wanted, memory.gap_pages) for wanted in (lacks, again))
+    fill[..., 0] += stays / PAGE_BYTES
     reads = (read + memory.begun) / size + fill / num_steps
-    counts = fitting[::-1]
-    count = int(counts[_best(memory, reads[counts])])
-    return _Cut(size, past, count, float(passes[count]), reads[count])
+    rounded, found = _rounded(reads), list[_Cut]()
+    for i in range(past.size):
+        counts = np.flatnonzero(fits[i])[::-1]
+        if not counts.size:
+            break
+        count = int(counts[memory.best(*rounded[i, counts].T)])
+        found.append(_Cut(size, float(past[i]), count, float(passes[i, count]), reads[i, count]))
+    return found
 
 
 def region_pages(
@@ -265,10 +273,10 @@ def region_pages(
 
 
 def _sums(values: NDArray[Any]) -> NDArray[Any]:
-    """Sums of the first 0, 1, ... values."""
-    return np.concatenate([[0], np.cumsum(values)])
+    """Sums of the first 0, 1, ... values, along the last axis."""
+    return np.concatenate([np.zeros((*values.shape[:-1], 1)), values.cumsum(-1)], -1)
 
 
 def _sums_from(values: NDArray[Any]) -> NDArray[Any]:
-    """Sums of all but the first 0, 1, ... values."""
-    return _sums(values[::-1])[::-1]
+    """Sums of all but the first 0, 1, ... values, likewise."""
+    return _sums(values[..., ::-1])[..., ::-1]

@@ -1,11 +1,16 @@
-"""Sample some minibatches of a session ahead, to learn how much memory batches take."""
+"""Sample some minibatches of a session ahead, to learn how much memory batches take.
+
+A session that is opened again, with less memory or more, or one of another random seed, takes what
+was learned before.
+"""
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from blockstore import concurrency
@@ -17,6 +22,7 @@ from loaderd.memory.slots import SHORT_WAIT_S
 from loaderd.memory.workspace import Sizes, workspace_bytes
 from loaderd.monitoring.devicecost import RUN_BYTES, DeviceCost
 from loaderd.monitoring.logs import log_event
+from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.hyperbatch.regions import region_rows, region_shift, rows_by_type
 from loaderd.sampling.hyperbatch.session import (
     Sampled,
@@ -41,6 +47,7 @@ from loaderd.sessions.sizing import SessionSizing, WorkspaceNeed, add_workspaces
 log = logging.getLogger(__name__)
 
 _BATCHES = 16
+_KEPT = 4  # requests whose batches are known
 
 
 class Seen(NamedTuple):
@@ -50,6 +57,33 @@ class Seen(NamedTuple):
     area_bytes: int  # of one batch in an area
     wanted: tuple[NDArray[np.int64], ...]  # distinct rows of each region (of all node
     #   types in turn) that the first 1, 2, 4, ... batches want
+
+
+class _Looked:
+    """What the newest look-aheads have seen.  Sessions of a daemon are opened one at a time."""
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, Seen] = {}
+
+    def find(self, plan: MinibatchPlan) -> Seen | None:
+        return self._found.get(_sampled_alike(plan))
+
+    def keep(self, plan: MinibatchPlan, seen: Seen) -> None:
+        key = _sampled_alike(plan)
+        self._found.pop(key, None)  # the newest stands last
+        self._found[key] = seen
+        while len(self._found) > _KEPT:
+            del self._found[next(iter(self._found))]
+
+
+def _looked(resources: StoreResources) -> _Looked:
+    del resources
+    return _Looked()
+
+
+def _sampled_alike(plan: MinibatchPlan) -> Hashable:
+    """Key of plans whose batches take as much memory: other random seeds change little of that."""
+    return structs.replace(plan.resolved, seed=0), plan.part
 
 
 class SessionDraft(NamedTuple):
@@ -106,9 +140,11 @@ class LookAhead:
         alike   sessions that keep regions for one another, this one included
         """
         resources, draft = self._resources, self._draft
-        seen = self._sample()
+        looked, plan = resources.shared(_looked), draft.spec.plan
+        seen = looked.find(plan) or self._sample()
         if seen is None:
             return None
+        looked.keep(plan, seen)
         estimate = self._estimate(seen)._replace(alike=alike)
         if kept:
             estimate = estimate._replace(kept=np.concatenate(kept))

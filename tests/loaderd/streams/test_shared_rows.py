@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loaderd.sessions.lookahead import LookAhead
 from loaderd.streams.opener import SETTLE_S
 from loaderd.streams.registry import StreamKey, StreamRequest
 from loaderd.streams.stream import Stream
@@ -180,6 +181,25 @@ def test_a_session_whose_stream_has_ended_counts_among_those_that_share(store, a
         assert trainers[1].consume(0) == alone[0][1][0]
     assert trainers[0].consume(0) == alone[0][0][0]
     assert opened == [2]
+    for trainer in trainers:
+        trainer.detach()
+    serving.close()
+
+
+def test_batches_are_sampled_ahead_once_for_all_random_seeds(store, alone, monkeypatch):
+    serving, sampled = Serving(store, MEM), list[int]()
+    sample = LookAhead._sample
+
+    def note(look: LookAhead) -> Any:
+        sampled.append(look._draft.spec.plan.resolved.seed)
+        return sample(look)
+
+    monkeypatch.setattr(LookAhead, "_sample", note)
+    trainers = [attach(serving, seed) for seed in range(3)]
+    assert sampled == [0]  # nor again when the first ones get less memory
+    assert read(trainers) == alone[0]
+    trainers.append(serving.attach("hyperbatch", **ASKED | {"num_neighbors": (4, 2)}))
+    assert len(sampled) == 2  # these are other batches
     for trainer in trainers:
         trainer.detach()
     serving.close()
