@@ -1,5 +1,7 @@
 """The arrays that one worker needs to build one batch, carved from a run of arena slots."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -49,13 +51,23 @@ class Carver:
 
     def __init__(self, memory: NDArray[np.uint8] | None) -> None:
         self._memory = memory
-        self.used = 0
+        self._at = self.used = 0
+
+    @contextmanager
+    def in_place_of(self, start: int) -> Iterator[None]:
+        """Inside, arrays are cut from byte `start` on once more."""
+        self._at = start
+        try:
+            yield
+        finally:
+            self._at = self.used
 
     def array(self, dtype: DTypeLike, count: int) -> NDArray[Any]:
         """The next `count` items; an empty array while only adding up."""
         item = np.dtype(dtype)
-        start = self.used
-        self.used = start + -(-count * item.itemsize // ALIGN) * ALIGN
+        start = self._at
+        self._at = start + -(-count * item.itemsize // ALIGN) * ALIGN
+        self.used = max(self.used, self._at)
         if self._memory is None:
             return np.empty(0, item)
         return self._memory[start : start + count * item.itemsize].view(item)
@@ -92,18 +104,18 @@ class Workspace:
     local: NDArray[np.uint32]  # local source of each edge
     records: NDArray[np.uint32]  # (edges, words) what comes with each edge
     items: NDArray[Any]  # id_dtype: what has rows: the nodes, then the edges if they do
+    # until `addresses` are written, in the same memory:
     draws: NDArray[Any]  # id_dtype: one hop's sources, each column at its start
     record_draws: NDArray[np.uint32]  # (edges, words) records of `draws`
     starts: NDArray[np.int64]  # of each column in draws
+    multi_block: NDArray[np.uint32]
+    multi_block_degrees: NDArray[np.int64]
     blocks: NDArray[np.int32]  # of each frontier node, or sort key of each row
     order: NDArray[np.uint32]  # places in `blocks`, sorted by block
     block_starts: NDArray[np.int64]
-    multi_block: NDArray[np.uint32]
-    multi_block_degrees: NDArray[np.int64]
     marks: NDArray[np.uint8]  # one per block, all 0 between uses
     table: NodeTable  # clean between batches
     addresses: list[NDArray[np.uint64]]  # per row array
-    positions: NDArray[np.uint32]
     trees: NDArray[np.uint32]  # of each node, if nodes are not shared between seeds
     times: NDArray[np.int64]  # of the seeds, likewise
     record: EdgeRecord  # the words of `records`
@@ -123,6 +135,15 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
     nodes = max(num_items, widest)
     array = carver.array
     n_id = array(ids, shape.nodes)
+    sampled = carver.used
+    draws = array(ids, maximum)
+    record_draws = array(np.uint32, maximum * words).reshape(-1, max(1, words))
+    starts = array(np.int64, widest + 1)
+    multi_block = array(np.uint32, widest)
+    multi_block_degrees = array(np.int64, widest)
+    # a batch's rows are addressed once it is sampled, when nothing of this is needed any more
+    with carver.in_place_of(sampled):
+        addresses = [array(np.uint64, num_items) for _ in sizes.rows]
     return Workspace(
         n_id=n_id,
         items=array(ids, num_items) if sizes.edge_rows else n_id,
@@ -131,18 +152,17 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
         counts=array(np.uint32, sum(shape.frontier) * relations),
         local=array(np.uint32, shape.total_edges),
         records=array(np.uint32, shape.total_edges * words).reshape(-1, max(1, words)),
-        draws=array(ids, maximum),
-        record_draws=array(np.uint32, maximum * words).reshape(-1, max(1, words)),
-        starts=array(np.int64, widest + 1),
+        draws=draws,
+        record_draws=record_draws,
+        starts=starts,
         blocks=array(np.int32, nodes),
         order=array(np.uint32, nodes),
         block_starts=array(np.int64, max(sizes.max_blocks, sizes.row_keys) + 1),
-        multi_block=array(np.uint32, widest),
-        multi_block_degrees=array(np.int64, widest),
+        multi_block=multi_block,
+        multi_block_degrees=multi_block_degrees,
         marks=array(np.uint8, sizes.max_blocks),
         table=_carve_table(carver, shape, sizes),
-        addresses=[array(np.uint64, num_items) for _ in sizes.rows],
-        positions=array(np.uint32, num_items),
+        addresses=addresses,
         trees=array(np.uint32, shape.nodes if sizes.trees else 0),
         times=array(np.int64, shape.seeds if sizes.trees else 0),
         record=sizes.record,

@@ -174,7 +174,7 @@ def test_who_has_gone_on_between_two_looks_stays(store, monkeypatch):
 
 def test_a_stream_is_not_waited_for_where_nothing_moves(store: Path):
     """It would be cut down; but its subscriber, which has had batches before, keeps one."""
-    serving = Serving(store, 2 << 20)
+    serving = Serving(store, 7 << 18)
     one = serving.attach("hyperbatch", **LARGE)
     one.start()
     one.consume(0)
@@ -260,7 +260,7 @@ def test_a_session_that_lost_its_stream_has_no_other_one_cut_down(store: Path, m
 def test_streams_whose_seeds_are_not_kept_stay(store: Path, monkeypatch):
     """They could not be opened again."""
     monkeypatch.setattr(service, "_KEPT", 1 << 20)
-    serving = Serving(store, 2 << 20)
+    serving = Serving(store, 7 << 18)
     seeds = np.arange(NODES)
     request = Attach(token=0, request=1, plan="hyperbatch", split="", num_neighbors=(5, 5), **LARGE)
     own = Trainer(serving, serving.service.attach(request, seeds).session)
