@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blockstore.format import RowArray
-from blockstore.kernels.rows import gather_rows, scatter_rows
+from blockstore.kernels.rows import expand_counts, gather_rows, scatter_rows
 from blockstore.kernels.typed import order_by_type, place_edges, type_new_nodes
-from clients.connection.buffers import ArrayInPieces, ExpandedNodes, Memory
+from clients.connection.buffers import Memory
 from clients.connection.session import Session
 from clients.records import to_tensor
 from loaderd.api.contents import RowArraySpec
@@ -81,14 +81,12 @@ class ArenaReader:
         if self._helpers is not None:
             self._helpers.shutdown()
 
-    def _in_pieces(self, blob: Blob, array: BlobArray) -> ArrayInPieces:
-        return ArrayInPieces(array.dtype, array.length, self._session.views(blob, array))
-
     def _copy(self, blob: Blob, array: BlobArray, out: NDArray[Any]) -> NDArray[Any]:
-        return self._in_pieces(blob, array).copy_to(out)
+        for start, view in self._session.views(blob, array):
+            out[start : start + view.size] = view
+        return out
 
     def _wide(self, blob: Blob, array: BlobArray) -> NDArray[np.int64]:
-        """Integers as int64, in memory that the host may read, unlike that of `Memory.widened`."""
         return self._copy(blob, array, self._pool.empty((array.length,), np.int64))
 
     def _narrow(self, blob: Blob, array: BlobArray) -> NDArray[Any]:
@@ -258,8 +256,8 @@ class BatchReader(ArenaReader):
         types, relations, info = attached.types, attached.relations, attached.relation_info
         edges_per_hop, starts = self._edge_starts(ready)
 
-        def by_type(name: str, on_host: bool = True) -> dict[str, Tensor]:
-            values = self._by_type(blob, named[name], nodes, on_host)
+        def by_type(name: str) -> dict[str, Tensor]:
+            values = self._by_type(blob, named[name], nodes)
             return dict(zip(types, _pieces(values, nodes.starts), strict=True))
 
         def by_relation(name: str, dtype: type, held: Sequence[bool]) -> Any:
@@ -279,7 +277,7 @@ class BatchReader(ArenaReader):
             "edge_index": {
                 r: e.view(2, e.numel() // 2) for r, e in zip(relations, ends, strict=True)
             },
-            "n_id": by_type("n_id", on_host=False),
+            "n_id": by_type("n_id"),
             "e_id": by_relation("e_id", np.int64, [True] * len(relations)),
             "input_type": attached.resolved.seed_type,
             "input_id": whole("input_id"),
@@ -353,12 +351,8 @@ class BatchReader(ArenaReader):
         order_by_type(kind, starts, order, place)
         return ItemOrder(starts.tolist(), kind, order, place)
 
-    def _by_type(
-        self, blob: Blob, array: BlobArray, nodes: ItemOrder, on_host: bool
-    ) -> NDArray[np.int64]:
-        """Values of the nodes, type by type; `on_host`: they are read here."""
-        if nodes.order is None and not on_host:
-            return self._pool.widened(self._in_pieces(blob, array))
+    def _by_type(self, blob: Blob, array: BlobArray, nodes: ItemOrder) -> NDArray[np.int64]:
+        """Values of the nodes, type by type."""
         if nodes.order is None:
             return self._wide(blob, array)
         out = self._pool.empty((array.length,), np.int64)
@@ -389,39 +383,34 @@ class BatchReader(ArenaReader):
         Sources are stored; targets follow from the counts, in the same order.
         """
         layers = self._session.attached.resolved.frontier == "layer"
-        firsts = list(itertools.accumulate(ready.nodes_per_hop, initial=0))
-        frontiers = [0 if layers else first for first in firsts]
-        blob = ready.structure
-        if self._single:
-            hops = [
-                ExpandedNodes(self._in_pieces(blob, named[f"counts:{hop}:0"]), frontiers[hop])
-                for hop in range(len(ready.edges_per_hop))
-            ]
-            return self._pool.edge_index(self._in_pieces(blob, named["src"]), hops)
         edges = self._pool.empty((2 * starts[-1],), np.int64)
+        if self._single:
+            self._copy(ready.structure, named["src"], edges[: starts[-1]])
         used = [2 * start for start in starts[:-1]]
-        edge = 0
+        edge = first = 0
         for hop, counts in enumerate(ready.edges_per_hop):
             for r, count in enumerate(counts):
                 if not count:
                     continue
-                per_node = self._writable(blob, named[f"counts:{hop}:{r}"])
-                at = used[r]
+                per_node = self._writable(ready.structure, named[f"counts:{hop}:{r}"])
+                at, frontier = used[r], 0 if layers else first
                 to = at + starts[r + 1] - starts[r]
-                place_edges(
-                    views["src"], edge, per_node, frontiers[hop], nodes.place,
-                    edges[at : at + count], edges[to : to + count],
-                )  # fmt: skip
+                if self._single:
+                    expand_counts(per_node, frontier, edges[to : to + count])
+                else:
+                    place_edges(
+                        views["src"], edge, per_node, frontier, nodes.place,
+                        edges[at : at + count], edges[to : to + count],
+                    )  # fmt: skip
                 used[r] += count
                 edge += count
+            first += ready.nodes_per_hop[hop]
         return edges
 
     def _of_edges(
         self, ready: BatchReady, array: BlobArray, starts: Sequence[int], dtype: type
     ) -> NDArray[Any]:
         """Values of the edges, relation by relation."""
-        if self._single and dtype is np.int64:
-            return self._pool.widened(self._in_pieces(ready.structure, array))
         out: NDArray[Any] = self._pool.empty((array.length,), dtype)
         if self._single:
             return self._copy(ready.structure, array, out)

@@ -6,13 +6,12 @@ import mmap
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from blockstore.kernels.rows import expand_counts
 from blockstore.store import FileRange
 from loaderd.api.contents import RowArraySpec
 
@@ -22,27 +21,6 @@ KEEP_BYTES = 512 << 20  # unused buffers that are kept for reuse
 
 
 ReadFiles = Callable[[Sequence[FileRange], NDArray[np.uint8]], None]
-
-
-class ArrayInPieces(NamedTuple):
-    """An array of a message."""
-
-    dtype: str
-    length: int
-    pieces: Iterable[tuple[int, NDArray[Any]]]  # first item and a view of the arena, in order
-
-    def copy_to(self, out: NDArray[Any]) -> NDArray[Any]:
-        """Copy to `out` (length,), whose dtype may be a wider one."""
-        for start, view in self.pieces:
-            out[start : start + view.size] = view
-        return out
-
-
-class ExpandedNodes(NamedTuple):
-    """The nodes that a hop expands, adjacent in the batch."""
-
-    counts: ArrayInPieces  # edges of each
-    first: int  # place of the first one in the batch
 
 
 class Memory(ABC):
@@ -55,21 +33,6 @@ class Memory(ABC):
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """An uninitialised, writable array."""
-
-    def widened(self, array: ArrayInPieces) -> NDArray[np.int64]:
-        """Integers as int64."""
-        return array.copy_to(self.empty((array.length,), np.int64))
-
-    def edge_index(self, src: ArrayInPieces, hops: Sequence[ExpandedNodes]) -> NDArray[np.int64]:
-        """int64 (2 * edges,): the sources of a batch's edges, then the targets."""
-        out = self.empty((2 * src.length,), np.int64)
-        src.copy_to(out[: src.length])
-        edge = src.length
-        for counts, first in hops:
-            # a copy: numba takes long to tell the type of a read-only array
-            per_node = counts.copy_to(np.empty(counts.length, counts.dtype))
-            edge += expand_counts(per_node, first, out[edge:])
-        return out
 
     def rows(self, spec: RowArraySpec, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """An array for rows that are gathered out of the arena."""

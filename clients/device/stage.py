@@ -2,15 +2,13 @@
 
 A batch lies in page-locked memory, which torch reuses, and is copied from there.  Its rows need
 not lie there: if the device can read the arena, the batch brings only their addresses, and the
-device gathers them, cached ones from its own memory.  Its structure lies there as the daemon sent
-it, in fewer bytes than torch needs; the device widens it.  The bytes are the same in all cases.
+device gathers them, cached ones from its own memory.  The bytes are the same in all cases.
 """
 
 import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from blockstore.store import FileRange
-from clients.connection.buffers import ArrayInPieces, ExpandedNodes, Memory, ReadFiles
+from clients.connection.buffers import Memory, ReadFiles
 from clients.device.calibration import CACHED, DIRECT, MODES, STAGING, Calibration, Choice
 from clients.device.devices import BY_HOST, Device, Mark
 from clients.device.hotrows import HotRows
@@ -51,11 +49,11 @@ class _GatheredRows(NamedTuple):
     addresses: NDArray[np.int64]  # (rows,)
 
 
-class _MadeArray(NamedTuple):
-    """Another array that is made on the device."""
+class _Filed(NamedTuple):
+    """An array that the device's own reader reads from files."""
 
     array: NDArray[Any]  # a placeholder, likewise
-    make: Callable[[], Tensor]
+    ranges: list[FileRange]
 
 
 class _Copied(NamedTuple):
@@ -77,8 +75,8 @@ class DeviceStaging(Memory):
         borrows: bool = False,
         cache_bytes: int | None = None,
     ) -> None:
-        """`direct`: whether the device may gather this dataset's rows one by one, and widen its
-        structure; `borrows`: whether its batches may be views of the arena."""
+        """`direct`: whether this dataset's rows can be gathered one by one; `borrows`: whether
+        its batches may be views of the arena."""
         if mode != "auto" and mode not in MODES:
             expected = ", ".join(map(repr, ("auto", *MODES)))
             raise Refused(f"mode {mode!r}: expected one of {expected}")
@@ -88,12 +86,10 @@ class DeviceStaging(Memory):
         wanted = (STAGING,) if not direct else MODES if mode == "auto" else (mode,)
         reason = "asked for" if mode != "auto" else "" if direct else "the host brings such rows"
         self._calibration = Calibration(wanted, reason)
-        self._widens, self._cache_bytes, self._borrows = direct, cache_bytes, borrows
+        self._cache_bytes, self._borrows = cache_bytes, borrows
         self._copied: list[_Copied] = []
         self._memory: list[Tensor] = []  # of the batch being read
-        # by the address of the placeholder
-        self._coming: dict[int, _GatheredRows] = {}
-        self._made: dict[int, _MadeArray] = {}
+        self._coming: dict[int, _GatheredRows | _Filed] = {}  # by the address of its array
         self._releases: list[Callable[[], None]] = []
         self.files_by = ""  # what has read the arrays in files
         self._arena = np.empty(0, np.uint8)
@@ -110,19 +106,6 @@ class DeviceStaging(Memory):
         self._memory.append(self.device.host(math.prod(shape) * kind.itemsize))
         array: NDArray[Any] = self._memory[-1].numpy().view(kind)
         return array.reshape(shape)
-
-    def widened(self, array: ArrayInPieces) -> NDArray[np.int64]:
-        if not self._widens or np.dtype(array.dtype).itemsize == 8:
-            return super().widened(array)
-        sent = self._as_sent(array)
-        return self._later(array.length, np.int64, partial(self._widen, sent))
-
-    def edge_index(self, src: ArrayInPieces, hops: Sequence[ExpandedNodes]) -> NDArray[np.int64]:
-        if not self._widens:
-            return super().edge_index(src, hops)
-        counts = [(self._as_sent(counts), first) for counts, first in hops]
-        expand = partial(self._expand, self._as_sent(src), counts)
-        return self._later(2 * src.length, np.int64, expand)
 
     def received(self, arena: NDArray[np.uint8], rows: list[tuple[RowArraySpec, int]]) -> None:
         """A batch has come; `rows`: how many of each array; empty if they come in groups."""
@@ -152,7 +135,7 @@ class DeviceStaging(Memory):
     def gathers(self, out: NDArray[np.uint8], first: int, addresses: NDArray[np.uint64]) -> bool:
         """Whether the device will gather rows `first`, `first + 1`, ... of `out`."""
         rows = self._coming.get(out.ctypes.data)
-        if rows is None:
+        if not isinstance(rows, _GatheredRows):
             return False
         rows.addresses[first : first + addresses.size] = addresses.view(np.int64)
         return True
@@ -164,8 +147,9 @@ class DeviceStaging(Memory):
         self.files_by = self.device.files_by
         if self.files_by == BY_HOST:
             return super().filed(ranges, read, shape, dtype)
-        num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-        return self._later(shape, dtype, partial(self._fetch, ranges, num_bytes))
+        array = np.empty(shape, dtype)
+        self._coming[array.ctypes.data] = _Filed(array, ranges)
+        return array
 
     def after(self, release: Callable[[], None]) -> None:
         """Call `release` once the arena is no longer read for this batch."""
@@ -187,7 +171,7 @@ class DeviceStaging(Memory):
     def begin(self) -> None:
         """Before a batch is read: wait until at most one other is still being copied."""
         self.finish(leave=0 if self._borrowed else 1)
-        self._memory, self._coming, self._made, self._releases = [], {}, {}, []
+        self._memory, self._coming, self._releases = [], {}, []
         self._borrowed = False
 
     def move(self, batch: R) -> Ready:
@@ -202,12 +186,16 @@ class DeviceStaging(Memory):
             return copies[id(tensor)]
 
         def moved(tensor: Tensor) -> Tensor:
-            rows = self._coming.get(tensor.data_ptr()) if tensor.numel() else None
-            if rows is None:
+            coming = self._coming.get(tensor.data_ptr()) if tensor.numel() else None
+            if coming is None:
                 memory.append(copied(tensor))
                 return memory[-1]
-            memory.append(self._gather(rows, copied(_nodes_of(batch, rows.spec))))
-            return _as_tensor(memory[-1], tensor)
+            if isinstance(coming, _Filed):
+                memory.append(self._fetch(coming))
+            else:
+                n_id = copied(_nodes_of(batch, coming.spec))
+                memory.append(self._gather(coming, n_id))
+            return memory[-1].view(-1)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
         result = batch.map(moved)
         mark = self.device.mark()
@@ -250,45 +238,15 @@ class DeviceStaging(Memory):
     def _copy(self, tensor: Tensor) -> Tensor:
         if tensor.device.type != "cpu":  # rows that are on the device already
             return tensor
-        if tensor.numel() and (made := self._made.get(tensor.data_ptr())):
-            return _as_tensor(made.make(), tensor)
         first = tensor.data_ptr() - self._arena.ctypes.data
         self._borrowed |= 0 <= first < self._arena.nbytes
         return self.device.copy(tensor)
 
-    def _later(
-        self, shape: int | tuple[int, ...], dtype: DTypeLike, make: Callable[[], Tensor]
-    ) -> NDArray[Any]:
-        """A placeholder for an array whose bytes `make` makes on the device."""
-        array: NDArray[Any] = np.empty(shape, dtype)
-        self._made[array.ctypes.data] = _MadeArray(array, make)
-        return array
-
-    def _as_sent(self, array: ArrayInPieces) -> Tensor:
-        return torch.from_numpy(array.copy_to(self.empty((array.length,), array.dtype)))
-
-    def _widen(self, sent: Tensor) -> Tensor:
-        # as signed integers, since torch has few operations for unsigned ones on a GPU
-        bits = 8 * sent.dtype.itemsize
-        on_device = self.device.copy(sent.view(getattr(torch, f"int{bits}")))
+    def _fetch(self, filed: _Filed) -> Tensor:
         with self.device.order():
-            wide = on_device.to(torch.int64)
-            return wide if sent.dtype.is_signed else wide.bitwise_and_((1 << bits) - 1)
-
-    def _expand(self, src: Tensor, hops: Sequence[tuple[Tensor, int]]) -> Tensor:
-        """int64 (2 * edges,); `hops`: edges of each node that a hop expands, and the first node."""
-        with self.device.order():
-            on = self.device.device
-            counts = torch.cat([self._widen(counts) for counts, _ in hops])
-            nodes = [torch.arange(first, first + c.numel(), device=on) for c, first in hops]
-            dst = torch.repeat_interleave(torch.cat(nodes), counts, output_size=src.numel())
-            return torch.cat([self._widen(src), dst])
-
-    def _fetch(self, ranges: list[FileRange], num_bytes: int) -> Tensor:
-        with self.device.order():
-            out = torch.empty(num_bytes, dtype=torch.uint8, device=self.device.device)
+            out = torch.empty(filed.array.nbytes, dtype=torch.uint8, device=self.device.device)
         self.device.mark().wait()  # its reader knows no streams: earlier uses of this memory end
-        self.device.fetch(ranges, out)
+        self.device.fetch(filed.ranges, out)
         return out
 
     def _gather(self, rows: _GatheredRows, n_id: Tensor) -> Tensor:
@@ -322,8 +280,8 @@ class DeviceStaging(Memory):
             if room is None:
                 room = int(self.device.free_bytes() * CACHE_SHARE)
             # divide the room so that each array caches rows of equally many nodes
-            num_bytes = sum(rows.spec.row_bytes for rows in self._coming.values())
-            hot.choose(room * spec.row_bytes // num_bytes)
+            gathered = [c.spec for c in self._coming.values() if isinstance(c, _GatheredRows)]
+            hot.choose(room * spec.row_bytes // sum(s.row_bytes for s in gathered))
         return hot if self._calibration.mode == CACHED else None
 
     def _note(self, begun: Mark, mark: Mark) -> None:
@@ -348,11 +306,6 @@ def _can_gather(spec: RowArraySpec) -> bool:
     converted = spec.dtype.startswith(("int", "uint")) and spec.dtype != "int64"
     is_label = spec.name.rsplit(".", 1)[-1] == "y"
     return spec.row_bytes > 0 and not spec.relation and not (is_label and converted)
-
-
-def _as_tensor(memory: Tensor, tensor: Tensor) -> Tensor:
-    """A device's memory in the shape and dtype of its placeholder."""
-    return memory.view(torch.uint8).view(-1)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
 def _nodes_of(batch: Any, spec: RowArraySpec) -> Tensor:

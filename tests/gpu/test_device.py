@@ -10,10 +10,7 @@ import torch
 
 from clients.device.devices import CudaDevice, open_device
 from clients.device.driver import CannotRegister, registered
-from clients.device.stage import DeviceStaging
 from tests.clients.device.gathers import case, expected
-from tests.clients.device.structures import ids, in_pieces, structures
-from tests.clients.device.test_structures import Moved
 
 GPU = torch.device("cuda", 0)
 
@@ -88,22 +85,3 @@ def test_copies_come_in_order_and_marks_say_when():
     after.wait()
     assert after.since(before) > 0
     device.close()
-
-
-def test_a_structure_is_widened_as_by_the_host():
-    rng, staging = np.random.default_rng(7), DeviceStaging(CudaDevice(GPU))
-
-    def moved(array: np.ndarray) -> np.ndarray:
-        ready = staging.move(Moved(torch.from_numpy(array)))
-        ready.mark.wait()
-        assert ready.batch.tensor.is_cuda
-        return ready.batch.tensor.cpu().numpy()
-
-    for given in structures(rng):
-        staging.begin()
-        found = moved(staging.edge_index(*given.sent(rng)))
-        np.testing.assert_array_equal(found.reshape(2, -1), given.expected())
-    for values in ids(rng):
-        staging.begin()
-        assert moved(staging.widened(in_pieces(values, rng))).tolist() == values.tolist()
-    staging.close()
