@@ -136,7 +136,7 @@ def test_ids_weights_and_times_come_beside_them(graph, served):
 
 def test_rows_of_edges_come_in_several_groups(graph):
     options = {"num_neighbors": (6, 4), "window": 1}
-    with remote_daemon(graph[1], "2M") as (local, remote):
+    with remote_daemon(graph[1], "1664K") as (local, remote):
         expected = batches_of(NeighborDataset, local, "minibatch", return_e_id=True, **options)
         for endpoint in (local, remote):
             before = ask_status(parse_either(local)).counters
