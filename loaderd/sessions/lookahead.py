@@ -69,6 +69,8 @@ class _Looked:
         return self._found.get(_sampled_alike(plan))
 
     def keep(self, plan: MinibatchPlan, seen: Seen) -> None:
+        if len(seen.structures) < min(_BATCHES, plan.num_steps):
+            return  # more would be seen where there is more room
         key = _sampled_alike(plan)
         self._found.pop(key, None)  # the newest stands last
         self._found[key] = seen

@@ -186,20 +186,24 @@ def test_a_session_whose_stream_has_ended_counts_among_those_that_share(store, a
     serving.close()
 
 
-def test_batches_are_sampled_ahead_once_for_all_random_seeds(store, alone, monkeypatch):
+@pytest.mark.parametrize("has_room", [True, False])
+def test_batches_are_sampled_ahead_once_for_all_random_seeds(store, alone, monkeypatch, has_room):
+    """Once more, if there was room for few of them at first."""
     serving, sampled = Serving(store, MEM), list[int]()
     sample = LookAhead._sample
 
     def note(look: LookAhead) -> Any:
         sampled.append(look._draft.spec.plan.resolved.seed)
-        return sample(look)
+        seen = sample(look)
+        assert seen is not None
+        return seen if has_room or sampled[1:] else seen._replace(structures=seen.structures[:3])
 
     monkeypatch.setattr(LookAhead, "_sample", note)
     trainers = [attach(serving, seed) for seed in range(3)]
-    assert sampled == [0]  # nor again when the first ones get less memory
+    assert sampled == [0] * (1 if has_room else 2)  # not again when they get less memory
     assert read(trainers) == alone[0]
     trainers.append(serving.attach("hyperbatch", **ASKED | {"num_neighbors": (4, 2)}))
-    assert len(sampled) == 2  # these are other batches
+    assert len(sampled) == (2 if has_room else 3)  # these are other batches
     for trainer in trainers:
         trainer.detach()
     serving.close()
