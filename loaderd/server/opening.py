@@ -5,14 +5,14 @@ import contextlib
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
 from blockstore.errors import StoreError
-from loaderd.api.errors import DaemonError, Refused
+from loaderd.api.errors import DaemonError, Refused, ShuttingDown
 from loaderd.api.protocol import Attach, Attached, Ids, LedgerEntry
 from loaderd.api.requests import MAX_WINDOW, check_attach
 from loaderd.memory.slots import RequestArea
@@ -25,6 +25,7 @@ from loaderd.server.sender import Frames
 from loaderd.streams.service import StreamService
 
 Clients = LocalClients | RemoteClients
+Done = TypeVar("Done")
 
 
 class _PendingSession(NamedTuple):
@@ -52,6 +53,7 @@ class SessionOpener:
         self._borrowing = asyncio.Lock()  # of room for the numbers of a request
         self._borrowers = 0  # requests that have this room, or wait for it
         self._intake: Intake | None = None  # of the request whose numbers are coming in
+        self._closed = False
 
     def attach(self, peer: Peer, request: Attach, clients: Clients) -> None:
         """Open a session, soon.  Raises Refused: it can never be served."""
@@ -92,6 +94,7 @@ class SessionOpener:
         self._thread.submit(lambda: None).result()
 
     def close(self) -> None:
+        self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _open(self, opening: _PendingSession) -> None:
@@ -121,7 +124,7 @@ class SessionOpener:
                 if not opening.is_wanted:
                     return None
                 borrow = functools.partial(self._borrow, request, self._room_of(opening.owner))
-                area = await self._loop.run_in_executor(self._thread, borrow)
+                area = await self._in_thread(borrow)
                 try:
                     self._intake = Intake(peer, request, area)
                     await self._intake.fill(
@@ -151,7 +154,7 @@ class SessionOpener:
                 request = structs.replace(request, window=asked)
             ids = None if area is None else area.numbers
             attach = functools.partial(self._attach, request, ids, room, peer.caller.remote)
-            attached, frames = await self._loop.run_in_executor(self._thread, attach)
+            attached, frames = await self._in_thread(attach)
             if frames is not None:
                 assert isinstance(clients, RemoteClients)
                 try:
@@ -162,6 +165,12 @@ class SessionOpener:
                     raise
             self._registry.opened(peer, attached, owner)
         return attached
+
+    async def _in_thread(self, work: Callable[[], Done]) -> Done:
+        """Do work in the thread.  Raises ShuttingDown: its turn came too late."""
+        if self._closed:
+            raise ShuttingDown("the daemon is shutting down")
+        return await self._loop.run_in_executor(self._thread, work)
 
     def _room_of(self, owner: str) -> UserShare:
         """What a user may still take.  Raises Refused."""
