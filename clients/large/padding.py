@@ -60,7 +60,7 @@ class Padding:
         return {"settled": self.settled, "nodes": self._nodes, "edges": self._edges}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore saved bounds."""
+        """Go on with the bounds that `state_dict` gave."""
         self.settled, self._nodes, self._edges = (state[n] for n in ("settled", "nodes", "edges"))
 
     def __call__(self, batch: Batch) -> Batch:

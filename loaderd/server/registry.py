@@ -117,4 +117,4 @@ class DaemonCallbacks(Protocol):
         """Tell a client that its session is open."""
 
     def sessions(self) -> tuple[SessionStatus, ...]:
-        """All open sessions."""
+        """Status of all open sessions, whoever attached them."""

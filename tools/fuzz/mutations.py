@@ -97,7 +97,7 @@ class StoreDraft:
         return cls(msgspec.json.decode((path / ROOT).read_bytes()), blocks, sides, others)
 
     def copy(self) -> Self:
-        """A deep copy."""
+        """A copy that can be damaged without changing this one."""
         return cast(Self, pickle.loads(pickle.dumps(self)))  # faster than `copy.deepcopy`
 
     def sign(self) -> dict[str, bytes]:

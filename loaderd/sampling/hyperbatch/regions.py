@@ -117,7 +117,7 @@ class StayingRegions:
         self.changed = concurrency.Condition()
 
     def join(self) -> "StayingMember":
-        """Add a session."""
+        """Add a session, which has brought no slots yet."""
         with self.changed:
             member = StayingMember(self, [np.empty(0, np.int64) for _ in self._types])
             self._members.append(member)
