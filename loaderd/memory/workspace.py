@@ -1,7 +1,5 @@
 """The arrays that one worker needs to build one batch, carved from a run of arena slots."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -51,23 +49,13 @@ class Carver:
 
     def __init__(self, memory: NDArray[np.uint8] | None) -> None:
         self._memory = memory
-        self._at = self.used = 0
-
-    @contextmanager
-    def in_place_of(self, start: int) -> Iterator[None]:
-        """Inside, arrays are cut from byte `start` on once more."""
-        self._at = start
-        try:
-            yield
-        finally:
-            self._at = self.used
+        self.used = 0
 
     def array(self, dtype: DTypeLike, count: int) -> NDArray[Any]:
         """The next `count` items; an empty array while only adding up."""
         item = np.dtype(dtype)
-        start = self._at
-        self._at = start + -(-count * item.itemsize // ALIGN) * ALIGN
-        self.used = max(self.used, self._at)
+        start = self.used
+        self.used = start + -(-count * item.itemsize // ALIGN) * ALIGN
         if self._memory is None:
             return np.empty(0, item)
         return self._memory[start : start + count * item.itemsize].view(item)
@@ -135,15 +123,16 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
     nodes = max(num_items, widest)
     array = carver.array
     n_id = array(ids, shape.nodes)
-    sampled = carver.used
+    start = carver.used
     draws = array(ids, maximum)
     record_draws = array(np.uint32, maximum * words).reshape(-1, max(1, words))
     starts = array(np.int64, widest + 1)
     multi_block = array(np.uint32, widest)
     multi_block_degrees = array(np.int64, widest)
-    # a batch's rows are addressed once it is sampled, when nothing of this is needed any more
-    with carver.in_place_of(sampled):
-        addresses = [array(np.uint64, num_items) for _ in sizes.rows]
+    # only sampling needs the arrays from `start` on; rows are addressed after it, in their place
+    end, carver.used = carver.used, start
+    addresses = [array(np.uint64, num_items) for _ in sizes.rows]
+    carver.used = max(carver.used, end)
     return Workspace(
         n_id=n_id,
         items=array(ids, num_items) if sizes.edge_rows else n_id,
