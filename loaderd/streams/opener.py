@@ -128,7 +128,7 @@ class StreamOpener:
     ) -> set[Stream]:
         """Replace streams that have more than `share` slots by smaller ones.
 
-        alike     by kind, streams that are to be open
+        alike     streams by kind, as of `_count_kinds`
         every     also those that would have to read everything again
         tried     streams whose cursors did not release in time before
 
@@ -169,7 +169,7 @@ class StreamOpener:
         return unreleased
 
     def _count_kinds(self, key: StreamKey, order: StreamRequest) -> Mapping[Hashable, int]:
-        """Streams that are to be open, by kind: those here, those missing, and one of `order`."""
+        """Streams by kind: those that are open, those that have to be, and one for `order`."""
         with self._registry.lock:
             groups = [*self._registry.streams.values(), *self._registry.without_stream(key)]
             return Counter([order.kind, *(group.order.kind for group in groups)])
@@ -242,7 +242,7 @@ class StreamOpener:
         group, order, cursors = ended
         smaller = self._instead(group.key, order, share)
         with self._registry.lock:
-            cursors = [c for c in cursors if self._is_without(c)]
+            cursors = [c for c in cursors if self._lacks_stream(c)]
             if smaller is not None:
                 self._registry.put_up(group, smaller)
                 for cursor in cursors:
@@ -251,17 +251,15 @@ class StreamOpener:
                 for cursor in sorted(cursors, key=lambda c: c.position):
                     if cursor.active and smaller.can_join(cursor):
                         self._registry.move(cursor, smaller)
-                        cursor.waits = False
                         smaller.join(cursor)
                     elif cursor.active and not smaller.run and smaller.can_begin(cursor):
                         self._registry.move(cursor, smaller)
-                        cursor.waits = False
                         smaller.begin(cursor)
             self._find_places([c for c in cursors if c.stream is None])
             if smaller is not None:
                 self._registry.tidy(smaller)  # all may have gone while it was opened
 
-    def _is_without(self, cursor: Cursor) -> bool:
+    def _lacks_stream(self, cursor: Cursor) -> bool:
         return cursor.number in self._registry.sessions and cursor.stream is None
 
     def _find_places(self, cursors: list[Cursor]) -> None:
@@ -288,13 +286,14 @@ class StreamOpener:
 
     def _open_for(self, cursor: Cursor, again: bool = False) -> None:
         """Open a stream for a session, in the executor's thread; `again` as for `want`."""
-        if (group := self._waiting(cursor)) is None:
-            return
         try:
             with self.opening:
-                # it may have got the stream that took the place of its last one
-                if self._waiting(cursor) is None:
-                    return
+                # meanwhile it may have got the stream that took the place of its last one
+                with self._registry.lock:
+                    here = cursor.waits and cursor.number in self._registry.sessions
+                    if not here or self.executor.closed or self._registry.place(cursor):
+                        return
+                    group = self._registry.sessions[cursor.number][1]
                 order = group.order._replace(epoch=cursor.epoch)
                 # readers of its job's other streams may have to wait for it, and release nothing
                 shrink = not again and not (group.key.in_step and group.streams)
@@ -314,18 +313,9 @@ class StreamOpener:
             if not cursor.waits or cursor.number not in self._registry.sessions:
                 group.order.engine.close_session(stream.session)
                 return
-            cursor.waits = False
             self._registry.put_up(group, stream)
             self._registry.move(cursor, stream)
             stream.begin(cursor)
-
-    def _waiting(self, cursor: Cursor) -> StreamGroup | None:
-        """The group of a session that waits for a stream; None: it has one now, or needs none."""
-        with self._registry.lock:
-            here = cursor.waits and cursor.number in self._registry.sessions
-            if not here or self.executor.closed or self._registry.place(cursor):
-                return None
-            return self._registry.sessions[cursor.number][1]
 
     def _take_turn(self, cursor: Cursor, group: StreamGroup) -> bool:
         """End a stream of the session's group that has served long; its readers wait in turn.
@@ -343,7 +333,7 @@ class StreamOpener:
                 if (one := self._end(stream)) is not None:
                     self.executor.put(partial(self._open_for, cursor, True))
                     with self._registry.lock:
-                        self._find_places([c for c in one.cursors if self._is_without(c)])
+                        self._find_places([c for c in one.cursors if self._lacks_stream(c)])
                     return True
         return False
 

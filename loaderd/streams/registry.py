@@ -228,12 +228,12 @@ class StreamRegistry:
             num = len(self.streams) + len(self.without_stream(opening)) + (opening is not None)
         return 0 if num < 2 else self._stores.arena.num_slots >> (num - 1).bit_length()
 
-    def without_stream(self, but: StreamKey | None = None) -> list[StreamGroup]:
-        """Groups, other than `but`, whose sessions have to get a stream: theirs has ended."""
+    def without_stream(self, other_than: StreamKey | None = None) -> list[StreamGroup]:
+        """Groups whose sessions have to get a stream, because their last one has ended."""
         return [
             group
             for key, group in self.groups.items()
-            if group.cursors and not group.streams and key != but
+            if group.cursors and not group.streams and key != other_than
         ]
 
     def is_busy(self, engine: Engine) -> bool:
@@ -277,7 +277,6 @@ class StreamRegistry:
         for stream in self._near(cursor):
             if stream.can_join(cursor):
                 self.move(cursor, stream)
-                cursor.waits = False
                 stream.join(cursor)
                 return True
         fair = self.fair_share()
@@ -290,7 +289,6 @@ class StreamRegistry:
             if here and large and stream.can_begin(cursor):
                 self.move(cursor, stream)
                 self._gather(stream)
-                cursor.waits = False
                 stream.begin(cursor)
                 for rank in [c for c in stream.job.values() if c.waits]:
                     self.place(rank)  # it may have asked for this run before
@@ -299,7 +297,6 @@ class StreamRegistry:
         for stream in self._near(cursor):
             if stream.can_wait(cursor):
                 self.move(cursor, stream)
-                cursor.waits = False
                 stream.drop(cursor)  # it may have been expected to come along with this run
                 stream.send()
                 return True
@@ -340,6 +337,7 @@ class StreamRegistry:
             old.remove(cursor)
         if stream is not None:
             stream.add(cursor)
+            cursor.waits = False
         if old is not None:
             old.send()
             self.tidy(old)
