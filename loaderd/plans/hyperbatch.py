@@ -53,17 +53,18 @@ class RegionCurve(NamedTuple):
         batches   at least 1; several: (n,), for (n, regions)
         """
         wanted, last = self.wanted, len(self.wanted) - 1
-        number = np.asarray(batches, np.float64)[..., np.newaxis]
-        low = np.frexp(number)[1] - 1  # floor(log2)
-        low = np.clip(low, 0, max(0, last - 1))[..., 0]
-        lower, upper = wanted[low], wanted[np.minimum(low + 1, last)]
-        between = lower + (number / np.exp2(low)[..., np.newaxis] - 1) * (upper - lower)
-        if last == 0:
-            beyond = wanted[0] * number
-        else:
+        number = np.asarray(batches, np.float64)
+        low = np.clip(np.frexp(number)[1] - 1, 0, max(0, last - 1))  # floor(log2(number))
+        share = number / np.exp2(low) - 1
+        upper = wanted[np.minimum(low + 1, last)]
+        between = wanted[low] + share[..., np.newaxis] * (upper - wanted[low])
+        # a share of the last point's batches, for each region
+        number = number[..., np.newaxis] / (1 << last)
+        power = np.ones(self.rows.size)
+        if last > 0:
             growth = np.log2(np.maximum(1.0, wanted[last] / np.maximum(0.5, wanted[last - 1])))
-            beyond = wanted[last] * (number / (1 << last)) ** np.minimum(1.0, growth)
-        found: NDArray[np.float64] = np.where(number < 1 << last, between, beyond)
+            power = np.minimum(1.0, growth)
+        found: NDArray[np.float64] = np.where(number < 1, between, wanted[last] * number**power)
         return np.minimum(found, self.rows)
 
     def reads(self, wanted: NDArray[np.float64], gap: int) -> NDArray[np.float64]:

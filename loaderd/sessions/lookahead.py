@@ -1,7 +1,7 @@
 """Sample some minibatches of a session ahead, to learn how much memory batches take.
 
-A session that is opened again, with less memory or more, or one of another random seed, takes what
-was learned before.
+What was learned is kept for sessions that are opened again with other memory, and for those that
+differ in the random seed only.
 """
 
 import contextlib
@@ -59,32 +59,32 @@ class Seen(NamedTuple):
     #   types in turn) that the first 1, 2, 4, ... batches want
 
 
-class _Looked:
+class _SeenCache:
     """What the newest look-aheads have seen.  Sessions of a daemon are opened one at a time."""
 
     def __init__(self) -> None:
         self._found: dict[Hashable, Seen] = {}
 
     def find(self, plan: MinibatchPlan) -> Seen | None:
-        return self._found.get(_sampled_alike(plan))
+        return self._found.get(_cache_key(plan))
 
     def keep(self, plan: MinibatchPlan, seen: Seen) -> None:
         if len(seen.structures) < min(_BATCHES, plan.num_steps):
             return  # more would be seen where there is more room
-        key = _sampled_alike(plan)
+        key = _cache_key(plan)
         self._found.pop(key, None)  # the newest stands last
         self._found[key] = seen
         while len(self._found) > _KEPT:
             del self._found[next(iter(self._found))]
 
 
-def _looked(resources: StoreResources) -> _Looked:
+def _seen_cache(resources: StoreResources) -> _SeenCache:
     del resources
-    return _Looked()
+    return _SeenCache()
 
 
-def _sampled_alike(plan: MinibatchPlan) -> Hashable:
-    """Key of plans whose batches take as much memory: other random seeds change little of that."""
+def _cache_key(plan: MinibatchPlan) -> Hashable:
+    """Equal for plans that differ in the random seed only: their batches take as much memory."""
     return structs.replace(plan.resolved, seed=0), plan.part
 
 
@@ -142,11 +142,11 @@ class LookAhead:
         alike   sessions that keep regions for one another, this one included
         """
         resources, draft = self._resources, self._draft
-        looked, plan = resources.shared(_looked), draft.spec.plan
-        seen = looked.find(plan) or self._sample()
+        cache, plan = resources.shared(_seen_cache), draft.spec.plan
+        seen = cache.find(plan) or self._sample()
         if seen is None:
             return None
-        looked.keep(plan, seen)
+        cache.keep(plan, seen)
         estimate = self._estimate(seen)._replace(alike=alike)
         if kept:
             estimate = estimate._replace(kept=np.concatenate(kept))
