@@ -1,12 +1,23 @@
 """Threads that read, each through a queue of its own."""
 
+import itertools
 from collections.abc import Callable
+from typing import NamedTuple
 
 from blockstore import concurrency
 from blockstore.io.ring import QueueOwner
 from blockstore.kernels.reads import ReadQueue
 
 Task = Callable[[ReadQueue], None]
+
+
+class _Queued(NamedTuple):
+    rank: int  # those with the least come first
+    number: int  # then in order
+    task: Task | None  # None: a thread ends
+
+
+_FIRST, _IN_TURN, _LAST = range(3)
 
 
 class ReadThreads:
@@ -17,7 +28,8 @@ class ReadThreads:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._tasks: concurrency.SimpleQueue[Task | None] = concurrency.SimpleQueue()
+        self._tasks: concurrency.PriorityQueue[_Queued] = concurrency.PriorityQueue()
+        self._numbers = itertools.count()
         self._queues = [QueueOwner() for _ in range(count)]
         self.refusal = self._queues[-1].refusal
         self._threads = [
@@ -27,20 +39,23 @@ class ReadThreads:
         for thread in self._threads:
             thread.start()
 
-    def put(self, task: Task) -> None:
-        """Have one of them run this task, which raises nothing."""
-        self._tasks.put(task)
+    def put(self, task: Task, first: bool = False) -> None:
+        """Have one of them run this task, which raises nothing; `first`: before those that wait."""
+        self._put(_FIRST if first else _IN_TURN, task)
+
+    def _put(self, rank: int, task: Task | None) -> None:
+        self._tasks.put(_Queued(rank, next(self._numbers), task))
 
     def close(self) -> None:
         """End them, after all tasks that were put."""
         for _ in self._threads:
-            self._tasks.put(None)
+            self._put(_LAST, None)
         for thread, queue in zip(self._threads, self._queues, strict=True):
             thread.join()
             queue.close()
 
     def _serve(self, owner: QueueOwner) -> None:
-        while (task := self._tasks.get()) is not None:
+        while (task := self._tasks.get().task) is not None:
             task(owner.queue)
 
 
@@ -52,8 +67,9 @@ class CallingThreads:
     def __init__(self) -> None:
         self._own = concurrency.local()
 
-    def put(self, task: Task) -> None:
+    def put(self, task: Task, first: bool = False) -> None:
         """Run this task at once, through the queue of this thread."""
+        del first
         if not hasattr(self._own, "queue"):
             self._own.queue = QueueOwner()
         task(self._own.queue.queue)

@@ -1,6 +1,8 @@
 """Blocks read into slots: across shards, with errors among good ones, and what is waited for."""
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from blockstore.format import PAGE_BYTES, BlockGeometry
 from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader
 from blockstore.io.reading import ReadingQueue, wait_all
+from blockstore.io.threads import ReadThreads
 from blockstore.kernels.crc import page_crcs
 from blockstore.store import BlockedFile
 
@@ -132,3 +135,20 @@ def test_an_error_among_blocks_that_can_be_read_is_told(tmp_path, arena, bad):
             assert (arena.data[2 * SIZE * slot :][:SIZE] == content[wanted[slot]]).all()
         good = wanted[wanted != bad]
         reader.read(0, good, np.arange(good.size))
+
+
+def test_what_is_urgent_comes_before_what_waits_and_all_is_done_before_the_end():
+    threads, order, go = ReadThreads(1), list[str](), threading.Event()
+    begun = threading.Event()
+
+    def wait(_queue: Any) -> None:
+        begun.set()
+        go.wait(10)
+
+    threads.put(wait)
+    assert begun.wait(10)
+    for name, first in (("a", False), ("b", False), ("c", True), ("d", False), ("e", True)):
+        threads.put(lambda _queue, name=name: order.append(name), first)
+    go.set()
+    threads.close()
+    assert "".join(order) == "ceabd"

@@ -71,7 +71,10 @@ class Reader:
             self.files.append(SimpleNamespace(pages=pages, path=str(width), geometry=geometry))
         self.fail_after = -1  # runs that can still be read; -1: all
 
-    def stream(self, file: int, runs: Any, transit: Any, consume: Any, rows: Any = None) -> Reading:
+    def stream(
+        self, file: int, runs: Any, transit: Any, consume: Any, rows: Any = None,
+        first: bool = False,
+    ) -> Reading:  # fmt: skip
         assert (np.diff(rows.astype(np.int64)) > 0).all()  # what is asked of other servers
         raw, shard_bytes = self.raw[file]
         buffer = transit.free.get()
