@@ -78,8 +78,10 @@ class ServeResources(DaemonResources):
     """Resources."""
 
     session_share: float = _serve(
-        "SESSION_SHARE", 0.95, "of free memory that a session of hyperbatches takes", min=0.1, max=1
-    )
+        "SESSION_SHARE", 0.0,
+        "of free memory that a session of hyperbatches takes; 0: all but 5 %, at most 64 MiB",
+        min=0, max=1,
+    )  # fmt: skip
     reserve: str = _serve(
         "RESERVE", "", "of the memory, for tables of stores that a reload opens", metavar="SIZE"
     )
@@ -101,7 +103,8 @@ class ServeResources(DaemonResources):
     def settings(self) -> EngineSettings:
         reserved = parse_bytes(self.reserve) if self.reserve else 0
         found = super().settings()
-        return replace(found, session_share=self.session_share, reserve_bytes=reserved)
+        share = self.session_share or found.session_share
+        return replace(found, session_share=share, reserve_bytes=reserved)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ from loaderd.sessions.owners import map_digest
 from loaderd.sessions.packed import open_packed
 from loaderd.sessions.sizing import check_numbers
 
+_MAX_SPARE = 64 << 20  # bytes that a session of hyperbatches leaves
 # counters that a status has even without sessions
 _COUNTERS = (
     "batches", "edges", "rows", "rows_copied", "groups", "sample_ns", "fill_ns",
@@ -358,4 +359,6 @@ def default_settings(mem_bytes: int, workers: int = 0, readers: int = 0) -> Engi
     """Settings for this machine; arguments that are 0 are chosen here."""
     cores = len(os.sched_getaffinity(0))
     chosen = min(cores, max(4, min(8, cores // 2)))  # the trainer gets half of many cores
-    return EngineSettings(mem_bytes, workers or chosen, readers or 8)
+    # the rest is for requests, sessions of other hosts, and those that need little
+    share = max(0.95, 1 - _MAX_SPARE / max(1, mem_bytes))
+    return EngineSettings(mem_bytes, workers or chosen, readers or 8, session_share=share)
