@@ -13,7 +13,7 @@ from blockstore.store import Store
 from blockstore.units import format_bytes, format_mem
 from loaderd.api.protocol import LedgerEntry, Resolved
 from loaderd.memory.residency import min_slots
-from loaderd.memory.workspace import ALIGN, RowName, Sizes, workspace_bytes
+from loaderd.memory.workspace import ALIGN, RowName, Sizes, TableKind, workspace_bytes
 from loaderd.plans.base import Shape
 from loaderd.plans.home import RANK_BYTES
 
@@ -416,8 +416,13 @@ def edge_record(manifest: Manifest, resolved: Resolved) -> EdgeRecord:
     )  # fmt: skip
 
 
-def make_sizes(manifest: Manifest, resolved: Resolved, stamp: bool, owner_bytes: int = 0) -> Sizes:
-    """Sizes that the store and the request add to a plan's shape."""
+def make_sizes(
+    manifest: Manifest, resolved: Resolved, table: TableKind, owner_bytes: int = 0
+) -> Sizes:
+    """Sizes that the store and the request add to a plan's shape.
+
+    table   that is wanted; a subgraph, and nodes that differ from tree to tree, have a hash table
+    """
     record, served = edge_record(manifest, resolved), chosen_rows(manifest, resolved)
     in_macro = resolved.family == "macro"
     items = num_items(manifest, record.items > 0)
@@ -434,7 +439,7 @@ def make_sizes(manifest: Manifest, resolved: Resolved, stamp: bool, owner_bytes:
         ),
         max_blocks=max(blocks, default=1),
         row_keys=items // max(1, finest) + 1,
-        stamp=stamp and resolved.subgraph is None,  # a subgraph uses a hash table
+        table=TableKind.HASHED if resolved.subgraph or resolved.has_trees else table,
         trees=resolved.has_trees,
         owner_bytes=owner_bytes,
     )

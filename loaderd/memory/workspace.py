@@ -1,5 +1,6 @@
 """The arrays that one worker needs to build one batch, carved from a run of arena slots."""
 
+import enum
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from blockstore.kernels.records import EdgeRecord
 from blockstore.kernels.renumber import NodeTable
+from loaderd.memory.tables import RenumberingTables
 from loaderd.plans.base import Shape
 
 ALIGN = 64
@@ -21,6 +23,14 @@ class RowName(NamedTuple):
     in_macro: bool = False  # its rows are in macro-batches: its blocks are not used
 
 
+class TableKind(enum.Enum):
+    """The table in which nodes of a batch are numbered."""
+
+    HASHED = enum.auto()  # one of each workspace
+    OF_ALL = enum.auto()  # one of each workspace, of all nodes: small graphs
+    SHARED = enum.auto()  # of all nodes; sessions share it, see `SharedTables`
+
+
 class Sizes(NamedTuple):
     """What the store and the session add to a plan's shape."""
 
@@ -30,7 +40,7 @@ class Sizes(NamedTuple):
     rows: tuple[RowName, ...]  # row arrays that come with a batch
     max_blocks: int  # of any file
     row_keys: int  # store ids divided by the finest rows_per_block
-    stamp: bool  # renumber by a table of all nodes, else by a hash table
+    table: TableKind
     trees: bool = False  # nodes are not shared between seeds
     owner_bytes: int = 0  # bytes of a node's owner, if the session has an owner map
 
@@ -102,7 +112,7 @@ class Workspace:
     order: NDArray[np.uint32]  # places in `blocks`, sorted by block
     block_starts: NDArray[np.int64]
     marks: NDArray[np.uint8]  # one per block, all 0 between uses
-    table: NodeTable  # clean between batches
+    tables: RenumberingTables  # in which nodes are numbered
     addresses: list[NDArray[np.uint64]]  # per row array
     trees: NDArray[np.uint32]  # of each node, if nodes are not shared between seeds
     times: NDArray[np.int64]  # of the seeds, likewise
@@ -113,7 +123,10 @@ class Workspace:
     transit_slots: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
-def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
+def carve_workspace(
+    carver: Carver, shape: Shape, sizes: Sizes, tables: RenumberingTables | None = None
+) -> Workspace:
+    """`tables`: those that are shared, if `sizes` says so."""
     relations = len(shape.edges[0])
     widest = max(shape.frontier)
     maximum = max(max(hop) for hop in shape.edges)
@@ -150,7 +163,7 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
         multi_block=multi_block,
         multi_block_degrees=multi_block_degrees,
         marks=array(np.uint8, sizes.max_blocks),
-        table=_carve_table(carver, shape, sizes),
+        tables=tables or _carve_table(carver, shape, sizes),
         addresses=addresses,
         trees=array(np.uint32, shape.nodes if sizes.trees else 0),
         times=array(np.int64, shape.seeds if sizes.trees else 0),
@@ -159,12 +172,15 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
     )
 
 
-def _carve_table(carver: Carver, shape: Shape, sizes: Sizes) -> NodeTable:
-    if sizes.stamp and not sizes.trees:
-        return NodeTable(None, carver.array(np.int32, sizes.num_nodes))
-    slots = 1 << max(4, (3 * shape.nodes // 2).bit_length())
-    keys = carver.array(np.uint64 if sizes.trees else sizes.id_dtype, slots)
-    return NodeTable(keys, carver.array(np.uint32, slots))
+def _carve_table(carver: Carver, shape: Shape, sizes: Sizes) -> RenumberingTables:
+    tables = RenumberingTables()
+    if sizes.table is TableKind.OF_ALL:
+        tables.add(NodeTable(None, carver.array(np.int32, sizes.num_nodes)))
+    elif sizes.table is TableKind.HASHED:
+        slots = 1 << max(4, (3 * shape.nodes // 2).bit_length())
+        keys = carver.array(np.uint64 if sizes.trees else sizes.id_dtype, slots)
+        tables.add(NodeTable(keys, carver.array(np.uint32, slots)))
+    return tables
 
 
 def workspace_bytes(shape: Shape, sizes: Sizes) -> int:
@@ -175,10 +191,5 @@ def workspace_bytes(shape: Shape, sizes: Sizes) -> int:
 
 
 def clear_workspace(workspace: Workspace) -> None:
-    """Reset the tables to the state in which every batch leaves them."""
+    """Reset the marks to the state in which every batch leaves them."""
     workspace.marks[:] = 0
-    keys, values = workspace.table
-    if keys is None:
-        values[:] = -1
-    else:
-        keys[:] = np.iinfo(keys.dtype).max

@@ -6,11 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.renumber import clear_table, enter_seeds, renumber
+from loaderd.memory.tables import reset_table
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 
 
 class Renumbering:
-    """Renumbers nodes by the table of the batch's workspace.  A context manager.
+    """Renumbers nodes by a table of the batch's workspace.  A context manager.
 
     If batches are trees, a node is a different one in each tree.
     """
@@ -21,11 +22,16 @@ class Renumbering:
         self._trees = work.trees if work.trees.size else None
 
     def __enter__(self) -> Self:
-        enter_seeds(self._work.n_id, self.num_nodes, self._work.table, self._trees)
+        self.table = self._work.tables.take()
+        enter_seeds(self._work.n_id, self.num_nodes, self.table, self._trees)
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        clear_table(self._work.n_id, self.num_nodes, self._work.table, self._trees)
+    def __exit__(self, kind: object, *_error: object) -> None:
+        if kind is None:
+            clear_table(self._work.n_id, self.num_nodes, self.table, self._trees)
+        else:
+            reset_table(self.table)
+        self._work.tables.give(self.table)
 
     def add(
         self,
@@ -41,7 +47,7 @@ class Renumbering:
         """
         work = self._work
         num_nodes, end = renumber(
-            draws, starts, counts, work.table, work.n_id, self.num_nodes, work.local, edge,
+            draws, starts, counts, self.table, work.n_id, self.num_nodes, work.local, edge,
             None if self._trees is None else trees, self._trees,
         )  # fmt: skip
         self.num_nodes = int(num_nodes if num_nodes >= 0 else ~num_nodes)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.kernels.induced import ChosenNodes
 from blockstore.kernels.order import compact_records
 from blockstore.kernels.picks import UNIFORM, Column, Rule
 from loaderd.memory.workspace import Workspace
@@ -157,7 +158,8 @@ def sample_subgraph(
             trees = work.trees[:frontier] if sampler.trees else NO_TREES
             rule = Rule(-1, False, UNIFORM, np.uint64(0), NO_TREES, *NO_FOREST[:2])
             column = Column(work.n_id[:frontier], SAMPLED, counts, rule)
-            topology.keep(column, work, trees if sampler.trees else None)
+            found = ChosenNodes(numbers.table, trees if sampler.trees else None)
+            topology.keep(column, work, found)
             if work.record.size:
                 compact_records(
                     work.record_draws, work.starts, counts, frontier, work.records, edge

@@ -358,10 +358,8 @@ class Topology:
         for order, low, high in self._groups(column, index, work):
             column_degrees(index.view, column, work.blocks, order, low, high)
 
-    def keep(self, column: Column, work: Workspace, trees: NDArray[np.uint32] | None) -> None:
-        """Keep the edges of a frontier from nodes of `work.table`: `work.draws` at `work.starts`.
-
-        trees   of the frontier's nodes, if a node is a different one in each tree
+    def keep(self, column: Column, work: Workspace, chosen: ChosenNodes) -> None:
+        """Keep the edges of a frontier from chosen nodes: `work.draws` at `work.starts`.
 
         Raises WorkspaceFull: there are more than `work.draws` has room for.
         """
@@ -375,7 +373,6 @@ class Topology:
         )
         degrees, blocks, view = work.multi_block_degrees, work.blocks, index.view
         degrees[:num] = used = 0
-        chosen = ChosenNodes(work.table, trees)
         for order, low, high in self._groups(column, index, work):
             used = keep_columns(
                 view, column, blocks, order, low, high, chosen, draws, degrees, used

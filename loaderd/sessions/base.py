@@ -34,6 +34,7 @@ from loaderd.memory.guarded import Guarded, Lock
 from loaderd.memory.ledger import Budget, EngineSettings, arrays_of
 from loaderd.memory.residency import GraphPool, Residency
 from loaderd.memory.slots import WAIT_S, SlotBroker
+from loaderd.memory.tables import RenumberingTables
 from loaderd.monitoring.devicecost import DeviceGauge
 from loaderd.monitoring.logs import log_event
 from loaderd.monitoring.trace import Trace
@@ -43,6 +44,7 @@ from loaderd.sampling.propagated.source import ArrayCache
 from loaderd.sampling.rows import RowAssembler, ServedFiles
 from loaderd.sampling.topology import Topology
 from loaderd.sessions.build import Builder
+from loaderd.sessions.tables import SharedTables
 from loaderd.sessions.workers import SerialExecutor, WorkerPool
 
 log = logging.getLogger(__name__)
@@ -243,6 +245,10 @@ class StoreResources:
         """A new, empty allocation, for what a session takes of the arena."""
         return Allocation(self.broker, self.arena)
 
+    def tables(self) -> SharedTables:
+        """Tables of all nodes, for all sessions."""
+        return self.shared(_shared_tables)
+
     def load_graph(self) -> None:
         """Read the graph, if the pool is to hold all of it.  Raises CorruptBlock, OSError."""
         if self.broker.graph_preferred >= self.budget.graph_blocks:
@@ -253,12 +259,18 @@ class StoreResources:
                 log_event(log, logging.INFO, "graph read", bytes=num_bytes, seconds=seconds)
 
 
+def _shared_tables(resources: StoreResources) -> SharedTables:
+    num_nodes, workers = resources.store.manifest.num_nodes, resources.settings.workers
+    return SharedTables(resources.broker, resources.arena, num_nodes, workers)
+
+
 class Allocation:
     """Slots of the arena that one session has taken.  An error inside its `with` frees them."""
 
     def __init__(self, broker: SlotBroker, arena: Arena) -> None:
         self._broker, self._arena = broker, arena
         self._slots: list[int] = []
+        self._tables: SharedTables | None = None
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -288,10 +300,22 @@ class Allocation:
         self._slots += slots
         return slots
 
+    def join(self, tables: SharedTables, workspaces: int) -> RenumberingTables:
+        """Share tables, in so many more workspaces, until all is given back.  Raises Refused."""
+        self._tables = tables
+        return tables.join(self, workspaces)
+
+    @property
+    def shared(self) -> int:
+        """Slots that are charged to the session for the tables that it shares."""
+        return 0 if self._tables is None else self._tables.num_slots(self)
+
     def free(self, keep: int = 0) -> None:
         """Give back all but the first `keep` that were taken; nobody may use them any more."""
         self._broker.give(self._slots[keep:])
         del self._slots[keep:]
+        if self._tables is not None and not keep:
+            self._tables.leave(self)
 
 
 def describe(

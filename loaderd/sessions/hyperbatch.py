@@ -90,16 +90,17 @@ class HyperbatchSession(SampledSession):
         super().__init__(resources, number, spec, served, memory)
         self._sizing, self._cache, self._staying = hyper.sizing, hyper.cache, staying
         self._nothing_missing = nothing_missing(served)
-        sampler = self._make_sampler(hyper.sampling)
+        sampler = self._make_sampler(hyper)
         self._hyper = Hyper(spec.plan, sampler, hyper, self, resources.trace)
 
-    def _make_sampler(self, memory: SamplingMemory | None) -> StructureSampler:
-        """`memory`: given if batches are sampled together."""
-        resources, spec = self._resources, self._spec
-        workers = SessionWorkers(self._memory.workspaces, resources.workers.later, super().wake)
-        if memory is None:  # the graph is in memory: blocks gain nothing
+    def _make_sampler(self, hyper: HyperMemory) -> StructureSampler:
+        resources, spec, spare = self._resources, self._spec, int(hyper.cache is None)
+        workers = SessionWorkers(
+            self._memory.workspaces, resources.workers.later, super().wake, spare
+        )
+        if hyper.sampling is None:  # the graph is in memory: blocks gain nothing
             return BatchSampler(self._sample_alone, workers)
-        return block_sampler(resources, spec, workers, memory)
+        return block_sampler(resources, spec, workers, hyper.sampling)
 
     def _sample_alone(self, unit: Unit, work: Workspace) -> Structure:
         begun = concurrency.perf_counter_ns()

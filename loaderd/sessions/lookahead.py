@@ -19,7 +19,7 @@ from blockstore.kernels.rowcache import count_new
 from loaderd.api.errors import Refused
 from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows, structure_bytes
 from loaderd.memory.slots import SHORT_WAIT_S
-from loaderd.memory.workspace import Sizes, workspace_bytes
+from loaderd.memory.workspace import Sizes, TableKind, workspace_bytes
 from loaderd.monitoring.devicecost import RUN_BYTES, DeviceCost
 from loaderd.monitoring.logs import log_event
 from loaderd.plans.minibatch import MinibatchPlan
@@ -150,15 +150,26 @@ class LookAhead:
         estimate = self._estimate(seen)._replace(alike=alike)
         if kept:
             estimate = estimate._replace(kept=np.concatenate(kept))
-        try:
-            self._add_small_workspaces(seen.structures)
-        except Refused:
-            return None
-        settings = resources.settings
-        slots = resources.broker.row_slots()  # not the graph's
-        if alike > 1:  # the same for each: a half, a quarter, ... as of the arena
+        # batches hold a workspace while they are handed out, unless their rows are cached
+        for more in (resources.settings.workers - 2, 1):
+            try:
+                self._add_small_workspaces(seen.structures, more)
+            except Refused:
+                return None
+            sizing = self._size(estimate, asked)
+            if sizing is None or sizing.shares:
+                break
+        return sizing
+
+    def _size(self, estimate: Estimate, asked: int) -> HyperSizing | None:
+        resources, draft = self._resources, self._draft
+        settings, slots = resources.settings, resources.broker.row_slots()  # not the graph's
+        if (alike := estimate.alike) > 1:  # the same for each: a half, a quarter, ... of the arena
             pooled = resources.broker.num_slots - resources.broker.graph_slots()
-            slots = min(slots, (pooled >> (alike - 1).bit_length()) - len(draft.allocation))
+            own = len(draft.allocation)
+            if draft.sizes.table is TableKind.SHARED:
+                own += resources.tables().slots_for(alike)
+            slots = min(slots, (pooled >> (alike - 1).bit_length()) - own)
         room = int(slots * settings.session_share)
         return size_hyperbatches(
             room, resources.rows._replace(served=draft.served), draft.need, estimate,
@@ -229,9 +240,12 @@ class LookAhead:
         draft, workspaces = self._draft, Workspaces()
         workspaces.add(first := draft.workspaces.take())
         need = WorkspaceNeed(draft.spec.plan.shape(), self._resources.settings.workers - 1, 0)
+        sizes = draft.sizes
+        if sizes.table is TableKind.SHARED:  # they go soon
+            sizes = sizes._replace(table=TableKind.HASHED)
         try:
             with contextlib.suppress(Refused):
-                add_workspaces(self._resources, room, workspaces, draft.sizes, need, 0.0)
+                add_workspaces(self._resources, room, workspaces, sizes, need, 0.0)
             with concurrency.ThreadPoolExecutor(workspaces.total, "look-ahead") as threads:
                 yield SessionWorkers(workspaces, threads.submit, lambda: None, spare=0)
         finally:
@@ -243,8 +257,8 @@ class LookAhead:
             return block_sampler(resources, spec, workers, SamplingMemory(scratch[0]))
         return BatchSampler(lambda u, w: resources.builder.structure(spec, u, w), workers)
 
-    def _add_small_workspaces(self, seen: Sequence[Structure]) -> None:
-        """Add a workspace for each worker but one, which has the large one.  Raises Refused."""
+    def _add_small_workspaces(self, seen: Sequence[Structure], number: int) -> None:
+        """Add workspaces beside the large one, as far as there is room.  Raises Refused."""
         resources, draft = self._resources, self._draft
         worst = draft.spec.plan.shape()
         shape = usual_shape(seen, worst, draft.spec.plan.resolved.fanouts)
@@ -252,11 +266,11 @@ class LookAhead:
         is_small = small < large * 3 // 4
         # a quarter is for these
         room = resources.broker.row_slots() // 4 * resources.budget.slot_bytes
-        count = min(resources.settings.workers - 1, room // (small if is_small else large))
+        number = min(number, max(1, room // (small if is_small else large)))
         chosen = shape if is_small else worst
         add_workspaces(
             resources, draft.allocation, draft.workspaces, draft.sizes,
-            WorkspaceNeed(chosen, max(1, count), draft.sizing.transit, is_small), SHORT_WAIT_S,
+            WorkspaceNeed(chosen, number, draft.sizing.transit, is_small), SHORT_WAIT_S,
         )  # fmt: skip
 
     def _estimate(self, found: Seen) -> Estimate:

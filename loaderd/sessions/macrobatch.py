@@ -262,7 +262,7 @@ def _size(resources: StoreResources, asked: ResolvedRequest, files: MacroFiles) 
         less = "a store of more partitions" if few else "fewer macro_partitions"
     check_room(resources, minimum + macro.minimum, available, less)
     available = max(minimum, (available - macro.slots) // ranks)  # other ranks' batches come later
-    need, sizes = choose_need(resources, asked, needs, available)
+    need, sizes, available = choose_need(resources, asked, needs, available)
     # only rows of edges pass through: rows of nodes are in the macro-batch
     block_bytes = resources.store.manifest.block_bytes
     row_blocks = sum(

@@ -30,7 +30,6 @@ from loaderd.sampling.hyperbatch.regions import rows_by_type
 from loaderd.sampling.hyperbatch.session import (
     HyperMemory,
     Sampled,
-    SamplingMemory,
     StructureArea,
     StructureSampler,
 )
@@ -99,8 +98,8 @@ class PackedSession(HyperbatchSession):
     def serves(self, epoch: int) -> bool:
         return self._parts.batches.pack.serves(self._plan.resolved, epoch)
 
-    def _make_sampler(self, memory: SamplingMemory | None) -> StructureSampler:
-        del memory
+    def _make_sampler(self, hyper: HyperMemory) -> StructureSampler:
+        del hyper
         return self._parts.sampler
 
     def _addresses(self, sampled: Sampled, served: int) -> Written:

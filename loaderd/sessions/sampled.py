@@ -155,7 +155,7 @@ class SampledSession:
 
     def _taken(self) -> int:
         """Slots of the arena that it has."""
-        return len(self._memory.allocation)
+        return len(self._memory.allocation) + self._memory.allocation.shared
 
     def _free(self) -> None:
         """Give back all slots that it has."""

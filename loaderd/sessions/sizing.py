@@ -29,6 +29,7 @@ from loaderd.memory.slots import WAIT_S
 from loaderd.memory.workspace import (
     Carver,
     Sizes,
+    TableKind,
     carve_workspace,
     clear_workspace,
     workspace_bytes,
@@ -54,10 +55,7 @@ from loaderd.sessions.seeds import (
 SMALLER = "a smaller batch_size or smaller fanouts"
 FEWER_EDGES = "smaller subgraphs, or subgraph={'max_edges': fewer}, if they have fewer"
 _ROOMY = 512  # slots, with more of which sessions of hyperbatches have a cache
-# Workspaces with tables of all nodes may take this part of the available slots: a sixth.  Sampling
-# takes a third longer with hash tables.  Four sessions of 10 M nodes that share 2.7 GB gain more
-# than that if rows get the memory; two sessions, or one, do not.
-_TABLES = 6
+_TABLES = 6  # tables of all nodes may take this part of the available slots: a sixth
 
 
 class ResolvedRequest(NamedTuple):
@@ -183,7 +181,7 @@ def min_slots(manifest: Manifest, request: Attach, resolved: Resolved, slot_byte
     times, lookup = resolved.num_seeds * timed, lookup_items(request.split, resolved)
     owners = min_owner_bytes(request)
     needs = session_needs(manifest, plan, num_ids, times, lookup, slot_bytes, owners)
-    return min(need.minimum for need in needs.values())
+    return minimum_of(needs)
 
 
 def check_numbers(
@@ -223,8 +221,8 @@ def session_needs(
     num_lookup: int,
     slot_bytes: int,
     owners: int,
-) -> dict[bool, SessionNeed]:
-    """What a session needs with a table of all nodes (True), and without (False).
+) -> dict[TableKind, SessionNeed]:
+    """What a session needs, by the table in which it numbers nodes; without those that are shared.
 
     num_ids, num_times   of the table of seeds
     num_lookup           original ids that are looked up for it, as `lookup_items` says
@@ -234,48 +232,56 @@ def session_needs(
     served = chosen_rows(manifest, resolved)
     seeds = num_ids + 8 * num_times // ITEM_BYTES[manifest.id_dtype]
     return {
-        stamp: session_need(
+        table: session_need(
             plan.shape(),
-            make_sizes(manifest, resolved, stamp, owners),
+            make_sizes(manifest, resolved, table, owners),
             served,
             seeds,
             8 * num_lookup,
             slot_bytes,
         )
-        for stamp in (True, False)
+        for table in TableKind
     }
 
 
 # -- how much -------------------------------------------------------------------------------------
 
 
-def needs_of(resources: StoreResources, asked: ResolvedRequest) -> dict[bool, SessionNeed]:
-    """What a session needs with a table of all nodes (True), and without (False)."""
+def needs_of(resources: StoreResources, asked: ResolvedRequest) -> dict[TableKind, SessionNeed]:
+    """What a session needs, as of `session_needs`."""
     return session_needs(
         resources.store.manifest, asked.plan, asked.num_ids, asked.times.size, asked.lookup,
         resources.budget.slot_bytes, asked.owner_bytes,
     )  # fmt: skip
 
 
-def minimum_of(needs: dict[bool, SessionNeed]) -> int:
+def minimum_of(needs: dict[TableKind, SessionNeed]) -> int:
     """The minimum of slots to serve the session."""
-    return min(need.minimum for need in needs.values())
+    return min(needs[TableKind.HASHED].minimum, needs[TableKind.OF_ALL].minimum)
 
 
 def choose_need(
     resources: StoreResources,
     asked: ResolvedRequest,
-    needs: dict[bool, SessionNeed],
+    needs: dict[TableKind, SessionNeed],
     available: int,
-) -> tuple[SessionNeed, Sizes]:
-    """Choose the faster one: a table of all nodes, if it takes little of what is available."""
-    more = resources.settings.workers - 1
-    stamp = (
-        needs[True].workspace <= needs[False].workspace
-        or needs[True].minimum + more * needs[True].workspace <= available // _TABLES
-    )
+) -> tuple[SessionNeed, Sizes, int]:
+    """Choose the table, and say how many of the available slots it leaves.
+
+    A table of all nodes, if that is smaller than a hash table, or if all those that sessions share
+    take little of what is available: with hash tables sampling takes a third longer.
+    """
+    table, shared = TableKind.HASHED, 0
+    if needs[TableKind.OF_ALL].workspace <= needs[table].workspace:
+        table = TableKind.OF_ALL
+    else:
+        slots = resources.tables().slots_to_come()
+        left = available - needs[TableKind.SHARED].minimum
+        if slots <= min(left, available // _TABLES):
+            table, shared = TableKind.SHARED, slots
     manifest, resolved = resources.store.manifest, asked.plan.resolved
-    return needs[stamp], make_sizes(manifest, resolved, stamp, asked.owner_bytes)
+    sizes = make_sizes(manifest, resolved, table, asked.owner_bytes)
+    return needs[table], sizes, available - shared
 
 
 def fit(
@@ -288,8 +294,7 @@ def fit(
     """
     needs, available = needs_of(resources, asked), resources.broker.available()
     check_room(resources, minimum_of(needs) + beside, available, less)
-    available -= beside
-    return *choose_need(resources, asked, needs, available), available
+    return choose_need(resources, asked, needs, available - beside)
 
 
 def size_minibatches(
@@ -412,9 +417,11 @@ def add_workspaces(
     wait_s: float = WAIT_S,
 ) -> None:
     """Take workspaces.  Raises Refused."""
-    slots = -(-workspace_bytes(need.shape, sizes) // resources.budget.slot_bytes)
+    slots, tables = -(-workspace_bytes(need.shape, sizes) // resources.budget.slot_bytes), None
+    if sizes.table is TableKind.SHARED and need.number > 0:
+        tables = allocation.join(resources.tables(), need.number)
     for _ in range(need.number):
-        work = carve_workspace(Carver(allocation.run(slots, wait_s)), need.shape, sizes)
+        work = carve_workspace(Carver(allocation.run(slots, wait_s)), need.shape, sizes, tables)
         clear_workspace(work)
         work.small = need.small
         work.transit_slots = np.sort(np.asarray(allocation.slots(need.transit), np.int64))

@@ -19,7 +19,7 @@ from blockstore.store import Store
 from blockstore.units import format_bytes, format_mem
 from loaderd.api.protocol import Attach, Resolved
 from loaderd.api.requests import check_attach
-from loaderd.memory.ledger import EngineSettings, make_sizes, served_rows, slot_bytes
+from loaderd.memory.ledger import EngineSettings, edge_record, served_rows, slot_bytes
 from loaderd.plans.base import EVERY_RANK
 from loaderd.sampling.hyperbatch.regions import TypeRows, rows_by_type
 from loaderd.sampling.packed.format import (
@@ -204,8 +204,8 @@ class PackJob:
     def dtypes(self) -> dict[str, str]:
         """Dtypes of the arrays of a batch's structure."""
         manifest = self.store.manifest
-        sizes = make_sizes(manifest, self.resolved, False)
-        return array_dtypes(manifest.id_dtype, record_dtype(sizes.record).name)
+        record = record_dtype(edge_record(manifest, self.resolved))
+        return array_dtypes(manifest.id_dtype, record.name)
 
     @classmethod
     def of(cls, store: Store, options: PackOptions) -> "PackJob":

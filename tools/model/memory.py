@@ -16,7 +16,7 @@ from loaderd.memory.ledger import (
     make_sizes,
     structure_bytes,
 )
-from loaderd.memory.workspace import workspace_bytes
+from loaderd.memory.workspace import TableKind, workspace_bytes
 from loaderd.plans.base import Part, Shape
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.hyperbatch.regions import rows_by_type
@@ -70,10 +70,12 @@ def share_memory(
     plan, slot = make_plan(manifest, resolved, Part(), "minibatch"), budget.slot_bytes
     needs = session_needs(manifest, plan, num_seeds, 0, num_seeds, slot, 0)
     available = budget.num_slots - budget.graph_min
-    stamp = needs[True].workspace <= needs[False].workspace or (
-        needs[True].minimum + (settings.workers - 1) * needs[True].workspace <= available // 4
-    )
-    need, window = needs[stamp], max(2 * settings.workers, request.window)
+    kind = TableKind.HASHED
+    if needs[TableKind.OF_ALL].workspace <= needs[kind].workspace:
+        kind = TableKind.OF_ALL
+    elif (slots := settings.workers * -(-4 * manifest.num_nodes // slot)) <= available // 6:
+        kind, available = TableKind.SHARED, available - slots
+    need, window = needs[kind], max(2 * settings.workers, request.window)
     sizing = size_minibatches(need, available, budget.row_blocks, settings, window)
     spare = max(0, budget.graph_slots - budget.graph_min)
     row_slots = max(0, available - spare - sizing.slots(need))
@@ -82,17 +84,17 @@ def share_memory(
     )
     if request.plan == "minibatch" or (memory.graph_stays and memory.rows_stay):
         return memory
-    hyper = _size_hyperbatches(manifest, settings, memory, need, stamp, occupancy)
+    hyper = _size_hyperbatches(manifest, settings, memory, need, kind, occupancy)
     return memory._replace(hyper=hyper)
 
 
 def _size_hyperbatches(
     manifest: Manifest, settings: EngineSettings, memory: DaemonMemory, need: SessionNeed,
-    stamp: bool, occupancy: Occupancy,
+    kind: TableKind, occupancy: Occupancy,
 ) -> HyperSizing | None:  # fmt: skip
     """The result of `LookAhead` if the batches that it samples are as expected."""
     budget, plan, slot = memory.budget, memory.plan, memory.budget.slot_bytes
-    sizes = make_sizes(manifest, plan.resolved, stamp)
+    sizes = make_sizes(manifest, plan.resolved, kind)
     own = size_workspaces(need, budget.num_slots - budget.graph_min, memory.sizing.window)
     usual, worst = _structure(occupancy), plan.shape()
     shape = usual_shape([usual], worst, plan.resolved.fanouts)
@@ -100,8 +102,10 @@ def _size_hyperbatches(
     small, large = (workspace_bytes(s, sizes) for s in (shape, worst))
     rows -= need.seeds + need.workspace + own.transit
     each = small if small < large * 3 // 4 else large
-    count = max(1, min(settings.workers - 1, rows // 4 * slot // each))
+    count = min(max(0, settings.workers - 2), max(1, rows // 4 * slot // each))
     rows -= count * (-(-each // slot) + own.transit)
+    if kind is TableKind.SHARED:
+        rows -= (1 + count) * -(-4 * manifest.num_nodes // slot)
     item, blocks = ITEM_BYTES[manifest.id_dtype], manifest.relations[0].num_blocks
     absent = budget.graph_blocks - budget.graph_slots
     scratch = scratch_bytes(usual, blocks, item, 0)

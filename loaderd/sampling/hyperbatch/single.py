@@ -110,11 +110,12 @@ class SessionWorkers:
 
         submit  gives a worker something to do, after work that batches wait for
         given   called when a workspace is back
-        spare   workspaces that are kept for handing out
+        spare   workspaces that are left to batches that are handed out
         """
         self._spare = spare
         self._workspaces, self._submit, self._given = workspaces, submit, given
-        self._large: Workspace | None = None  # if set, all steps are done in it, one after another
+        self._held: Workspace | None = None  # see `holding`
+        self._alone = False  # all steps are done in it, one after another
 
     def run(self, count: int, step: Callable[[int, Workspace], bool]) -> None:
         """Run step(0), step(1), ... in order, several at a time, until one returns False.
@@ -123,26 +124,30 @@ class SessionWorkers:
         """
         if count == 0:
             return
-        own, maximum = self._large or self._workspaces.take(), self._workspaces.total - self._spare
-        chains = 1 if self._large else max(1, min(maximum, count))
+        own, maximum = self._held or self._workspaces.take(), self._workspaces.total - self._spare
+        chains = 1 if self._alone else max(1, min(maximum, count))
         steps = Steps(count, chains)
         try:
             for space in [own, *[None] * (chains - 1)]:
                 self._submit(partial(self._step, steps, step, space))
             steps.wait_all()
         finally:
-            if self._large is None:
+            if self._held is None:
                 self._give(own)
 
     @contextlib.contextmanager
-    def in_large(self) -> Iterator[None]:
-        """Inside, steps are done in one large workspace; the caller waits until there is one."""
-        large = self._large = self._workspaces.take(large=True)
+    def holding(self, large: bool = False) -> Iterator[None]:
+        """Inside, `run` does not wait for a workspace; the caller waits here until there is one.
+
+        large   a large one, in which all steps are done
+        """
+        held, self._alone = self._workspaces.take(large), large
+        self._held = held
         try:
             yield
         finally:
-            self._large = None
-            self._give(large)
+            self._held, self._alone = None, False
+            self._give(held)
 
     @contextlib.contextmanager
     def large_enough(
@@ -150,7 +155,7 @@ class SessionWorkers:
     ) -> Iterator[tuple[Built, Workspace]]:
         """Build in a workspace, or in a large one if it is too small; gives (built, workspace).
 
-        Raises AreaFull: all large ones are in use; see `in_large`.
+        Raises AreaFull: all large ones are in use; see `holding`.
         """
         try:
             built = build(work)
@@ -220,7 +225,7 @@ class BatchSampler:
         if results and results[0] is None and not cancelled():
             area.rewind()
             results = [None]
-            with self._workers.in_large():
+            with self._workers.holding(large=True):
                 self._workers.run(1, step)
         found: list[Sampled] = []
         for sampled in results:

@@ -116,13 +116,10 @@ class BlockSampler:
             if not some or cancelled():
                 break
             found: list[UnfinishedBatch] = []
-            # Large workspaces may be in use until the client takes batches, and it may wait for
-            # another session: so wait for one before taking the turn that others wait for.
-            large: contextlib.AbstractContextManager[None] = (
-                self._workers.in_large() if number else contextlib.nullcontext()
-            )
+            # Workspaces may be in use until the client takes batches, and it may wait for another
+            # session: so wait for one before taking the turn that others wait for.
             try:
-                with large:
+                with self._workers.holding(large=bool(number)):
                     found = self._sample(some, area, early and not number, cancelled)
             finally:
                 if not found:

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from blockstore.format import NodeType, RowArray
 from blockstore.kernels.records import EdgeRecord
 from loaderd.memory.ledger import ServedRows, session_need
-from loaderd.memory.workspace import RowName, Sizes, workspace_bytes
+from loaderd.memory.workspace import RowName, Sizes, TableKind, workspace_bytes
 from loaderd.plans.base import Shape
 
 SLOT = 4096
 IDS = RowArray("ids", "uint32", 1000)
 NODE = NodeType(name="node", first=0, num_nodes=1000, original_id=IDS, store_id=IDS)
 NAMES = RowName(0, "x"), RowName(1, "y")
-SIZES = Sizes(1000, "uint32", EdgeRecord(), NAMES, 50, 50, False)
+SIZES = Sizes(1000, "uint32", EdgeRecord(), NAMES, 50, 50, TableKind.HASHED)
 
 
 def rows(*widths: int) -> list[ServedRows]:

@@ -15,7 +15,13 @@ from blockstore.store import Store, open_store
 from loaderd.api.protocol import Resolved, Temporal
 from loaderd.memory.ledger import make_sizes
 from loaderd.memory.residency import GraphPool, Residency
-from loaderd.memory.workspace import Carver, Workspace, carve_workspace, clear_workspace
+from loaderd.memory.workspace import (
+    Carver,
+    TableKind,
+    Workspace,
+    carve_workspace,
+    clear_workspace,
+)
 from loaderd.plans.base import Part, Unit
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
 from loaderd.plans.roots import Roots, node_roots, seed_places, timed_roots
@@ -99,7 +105,7 @@ class Parts(NamedTuple):
         return timed_roots(self.plan, unit, self.made.seeds, self.made.seed_times, index)
 
     def workspace(self) -> Workspace:
-        sizes = make_sizes(self.made.store.manifest, self.plan.resolved, True)
+        sizes = make_sizes(self.made.store.manifest, self.plan.resolved, TableKind.OF_ALL)
         counted = Carver(None)
         carve_workspace(counted, self.plan.shape(), sizes)
         work = carve_workspace(Carver(np.zeros(counted.used, np.uint8)), self.plan.shape(), sizes)

@@ -13,6 +13,7 @@ from loaderd.memory.workspace import (
     Carver,
     RowName,
     Sizes,
+    TableKind,
     Workspace,
     WorkspaceFull,
     carve_workspace,
@@ -26,7 +27,9 @@ STRUCTURE = Structure((2, 3), ((4,),), 5, 4, (2,), 2)
 
 
 def make_work(nodes: int, small: bool = False, trees: bool = False) -> Workspace:
-    sizes = Sizes(50, "uint32", EdgeRecord(ids=1), (RowName(0, "x"),), 9, 9, False, trees=trees)
+    sizes = Sizes(
+        50, "uint32", EdgeRecord(ids=1), (RowName(0, "x"),), 9, 9, TableKind.HASHED, trees
+    )
     shape = Shape(2, (2,), ((9,),), nodes, 3)
     counted = Carver(None)
     carve_workspace(counted, shape, sizes)

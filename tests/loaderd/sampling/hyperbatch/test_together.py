@@ -15,6 +15,7 @@ from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
 from loaderd.sampling.hyperbatch.session import Sampled, SamplingMemory, StructureArea
 from loaderd.sampling.hyperbatch.single import SessionWorkers, Workspaces
 from loaderd.sampling.hyperbatch.together import BatchRules, BlockSampler
+from tests.loaderd.memory.test_slots import Watched
 from tests.loaderd.sampling.sampling import (
     BATCH,
     CASES,
@@ -43,6 +44,33 @@ def found_of(sampled: Sampled) -> Found:
         array.write(0, values)
         whole.append(values.astype(np.int64))
     return Found(sampled.structure, *whole)
+
+
+def test_who_waits_for_a_workspace_does_not_have_the_turn(made):
+    """Batches that are handed out have all of them, and a client may wait for another session."""
+    with parts_of(made, "new", 9, 3) as parts, ThreadPoolExecutor(2) as threads:
+        workspaces, changed = Workspaces(), Watched()
+        workspaces.add(parts.workspace())
+        workers = SessionWorkers(workspaces, threads.submit, lambda: None, 0)
+        begin: Any = lambda units, _held: [parts.roots(unit) for unit in units]  # noqa: E731
+        record = edge_record(parts.made.store.manifest, parts.plan.resolved)
+        rules, lock = BatchRules(parts.plan, begin, record), threading.Lock()
+        memory = SamplingMemory(room(1 << 21))
+        sampler = BlockSampler(rules, parts.topology, workers, memory, lock)
+        handed_out = workspaces.take()
+        workspaces._changed = changed
+        units = [parts.plan.unit(1, step) for step in range(STEPS)]
+        with ThreadPoolExecutor(1) as session:
+            coming = session.submit(sampler.sample, units, 0, room(1 << 20), lambda: False)
+            try:
+                assert changed.waiting.wait(10)
+                assert lock.acquire(timeout=10)
+                lock.release()
+            finally:
+                workspaces.give(handed_out)
+            for sampled in coming.result(10):
+                same(parts, sampled.unit, found_of(sampled))
+        assert workspaces.all_home
 
 
 @contextmanager
