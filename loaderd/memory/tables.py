@@ -10,7 +10,7 @@ class RenumberingTables:
     """Tables that are used in turn.  Those that nobody has are clean."""
 
     def __init__(self) -> None:
-        self._clean = concurrency.SimpleQueue[NodeTable]()
+        self._clean: concurrency.SimpleQueue[NodeTable] = concurrency.SimpleQueue()
 
     def add(self, table: NodeTable) -> None:
         """Add a table, whatever is in it."""

@@ -310,6 +310,11 @@ class Allocation:
         """Slots that are charged to the session for the tables that it shares."""
         return 0 if self._tables is None else self._tables.num_slots(self)
 
+    @property
+    def shared_text(self) -> str:
+        """The same for the ledger, after what the session has of its own."""
+        return f", {self.shared} slots of tables that sessions share" if self.shared else ""
+
     def free(self, keep: int = 0) -> None:
         """Give back all but the first `keep` that were taken; nobody may use them any more."""
         self._broker.give(self._slots[keep:])

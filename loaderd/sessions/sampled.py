@@ -25,7 +25,14 @@ from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.failures import error_text, failure
 from loaderd.sampling.rows import Addressed, Pins
 from loaderd.sampling.structure import Structure
-from loaderd.sessions.base import Consumer, Kind, Out, SessionRequest, StoreResources, describe
+from loaderd.sessions.base import (
+    Consumer,
+    Kind,
+    Out,
+    SessionRequest,
+    StoreResources,
+    describe,
+)
 from loaderd.sessions.build import BatchInProgress, BatchSpec, Placement, RowSizes, SessionState
 from loaderd.sessions.sizing import (
     SMALLER,
@@ -267,8 +274,9 @@ class SampledSession:
                 session_entry_name([self.number]),
                 self.held_bytes(),
                 f"{self._memory.workspaces.total} workspaces, each with {self._memory.transit} "
-                f"transit slots, seeds{_owners_text(self._spec)}, {self._state.num_slots} slots "
-                f"for {self._window} batches{self._own_basis()}",
+                f"transit slots{self._memory.allocation.shared_text}, seeds"
+                f"{_owners_text(self._spec)}, {self._state.num_slots} slots for {self._window} "
+                f"batches{self._own_basis()}",
             )
 
     def counters(self) -> dict[str, int]:

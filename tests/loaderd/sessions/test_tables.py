@@ -10,11 +10,13 @@ import pytest
 from blockstore.io.arena import Arena
 from blockstore.kernels.renumber import NodeTable
 from loaderd.api.errors import Refused
+from loaderd.memory.ledger import session_entry_name
 from loaderd.memory.residency import BlockPool, GraphPool
 from loaderd.memory.slots import SlotBroker
 from loaderd.memory.tables import RenumberingTables
 from loaderd.memory.workspace import WorkspaceFull
 from loaderd.sampling.renumbering import Renumbering
+from loaderd.sessions.engine import Engine
 from loaderd.sessions.tables import SharedTables
 from tests.graphs import make_csc
 from tests.loaderd.opened import held, serve, sessions_of, wait_held
@@ -109,6 +111,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def _basis(engine: Engine, number: int) -> str:
+    """What the ledger says of a session."""
+    entries, _, _ = engine.status()
+    (found,) = [e.basis for e in entries if e.name == session_entry_name([number])]
+    return found
+
+
 @pytest.mark.parametrize("plan", ["minibatch", "hyperbatch"])
 def test_sessions_share_tables_and_build_the_same_batches(store, plan):
     """A hash table of these batches is smaller than one of all nodes."""
@@ -119,6 +128,12 @@ def test_sessions_share_tables_and_build_the_same_batches(store, plan):
             none = tables.slots_to_come()
             some = [sessions.attach(plan, seed=seed) for seed in range(3)]
             assert tables.slots_to_come() == (0 if shares else none)
+            part = f", {-(-none // 3)} slots of tables that sessions share, seeds"
+            for number in [one.session for one in some]:
+                basis = _basis(sessions.engine, number)
+                assert (part in basis) == shares, basis
+                if shares:  # rows are cached: handing out takes no workspace
+                    assert basis.startswith(f"{1 if plan == 'hyperbatch' else 2} workspaces"), basis
             seen: list[list[str]] = [[] for _ in some]
             for one, digests in zip(some, seen, strict=True):
                 assert serve(one, 1, 3, digests) is None
