@@ -407,9 +407,8 @@ class Stream:
                 self._send_to(cursor, numbered(skip, cursor.number, cursor.run, self.world))
                 self._settle(cursor)
                 continue
-            batch = self._ready(cursor)
-            kept = self.leased >= max(1, self.depth - 1) and self._is_ahead(cursor)
-            if batch is None or kept or not all(b.whole for b in cursor.held.values()):
+            batch, whole = self._ready(cursor), all(b.whole for b in cursor.held.values())
+            if batch is None or not whole or self._is_kept_back(batch, cursor):
                 break
             cursor.held[place.next] = batch
             batch.sent.append(cursor)
@@ -427,13 +426,14 @@ class Stream:
         cursor.active = False
         self._send_to(cursor, numbered(self.error, cursor.number, cursor.run, self.world))
 
-    def _is_ahead(self, cursor: Cursor) -> bool:
-        """Whether another cursor of its job is behind it, and may still come.
+    def _is_kept_back(self, batch: RingBatch, cursor: Cursor) -> bool:
+        """Whether a batch would take the last place, kept for one of its job that may still come.
 
-        The last place is kept for it: those ahead may wait for it in a step, and release nothing.
+        That one is behind: those ahead may wait for it in a step, and release nothing.
         """
+        is_last = not batch.is_held and self.leased >= max(1, self.depth - 1)
         here = (c for c in self.job.values() if c.stream in (None, self))
-        return any(c.position < cursor.position for c in here)
+        return is_last and any(c.position < cursor.position for c in here)
 
     def _settle(self, cursor: Cursor) -> None:
         """Note a cursor's next position; one that was sent its last batch wants nothing more."""

@@ -186,6 +186,21 @@ def test_what_was_built_for_another_rank_makes_room_too():
     assert (parts.steps(7), parts.steps(8)) == ([0], [0])
 
 
+def test_what_one_holds_is_sent_to_another_though_the_last_place_is_kept():
+    """It takes no other place; and its next part comes only after all have released the first."""
+    parts = Parts(steps=4, depth=1, world=2)
+    first, second, late = parts.add(1), parts.add(2), Cursor(3, rank=1, window=4, world=2)
+    late.active = True  # in epoch 0, behind both
+    parts.stream.job = {c.number: c for c in (first, second, late)}
+    assert parts.start(first, epoch=1)
+    assert parts.build(parts=2) == [0]
+    assert parts.start(second, epoch=1)
+    assert (parts.steps(1), parts.steps(2)) == ([0], [0])
+    for cursor in (first, second):
+        parts.stream.release(cursor, cursor.held[0], 0)
+    assert not parts.producer.leased
+
+
 def test_what_somebody_holds_is_not_dropped_for_those_who_come_to_it_later():
     parts = Parts(9, 4)
     one = parts.add(7)
