@@ -185,7 +185,7 @@ class BlockReader(Closing):
         consume: Consume,
         parts: Parts | None = None,
         rows: NDArray[Any] | None = None,
-        first: bool = False,
+        urgent: bool = False,
     ) -> Reading:
         """Bring runs of pages through buffers; `consume` gets some at a time in a reader thread.
 
@@ -194,12 +194,12 @@ class BlockReader(Closing):
         parts     runs that are not read whole; `consume` gets them with anything in the gaps
         rows      ascending; of blocks that another server has, only these are brought, and
                   `consume` gets anything in place of others; None: all
-        first     before other reads that wait for a thread
+        urgent    before other reads that wait for a thread
 
         Returns at once; errors come at `Reading.wait`: StoreError, OSError.
         """
         task = partial(self._pass_pages, _Passing(file, runs, transit, consume, parts, rows))
-        return self._ask(file, runs, DEPTH, min(_TASK_PAGES, transit.pages), task, first)
+        return self._ask(file, runs, DEPTH, min(_TASK_PAGES, transit.pages), task, urgent)
 
     def fetch(self, file: int, runs: NDArray[np.int64], places: NDArray[np.int64]) -> Reading:
         """Bring runs of pages straight to where they stay.
@@ -219,26 +219,26 @@ class BlockReader(Closing):
         maximum: int,
         max_pages: int,
         task: Callable[[int, int, ReadQueue], None],
-        first: bool = False,
+        urgent: bool = False,
     ) -> Reading:
         """Have runs read, at most `maximum` at a time, with all threads at work."""
         maximum = min(maximum, -(-len(runs) // self._threads.count))
-        ends = np.empty(len(runs) + 1, np.int64)
-        tasks = int(cut_tasks(runs, maximum, max_pages, ends))
+        first = np.empty(len(runs) + 1, np.int64)
+        tasks = int(cut_tasks(runs, maximum, max_pages, first))
         if not tasks:
             return Reading(None, self._waited)
         request = Request(tasks)
-        blocked, ends = self.files[file], ends[: tasks + 1]
+        blocked, first = self.files[file], first[: tasks + 1]
         source: Elsewhere | None = blocked.pages or self._source
         holes = None if self._source is None else blocked.holes
-        away = tasks_away(runs, ends, blocked.geometry, holes)
-        for (low, high), others in zip(pairwise(ends.tolist()), away, strict=True):
+        away = tasks_away(runs, first, blocked.geometry, holes)
+        for (low, high), others in zip(pairwise(first.tolist()), away, strict=True):
             own = partial(self._do, partial(task, low, high), request)
             # tasks that may wait for others must not delay the threads that read the disk
             if source is not None and (others or blocked.pages is not None):
                 source.put(own)
             else:
-                self._threads.put(own, first)
+                self._threads.put(own, urgent)
         return Reading(request, self._waited)
 
     def _waited(self, ns: int) -> None:

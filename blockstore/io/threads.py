@@ -11,13 +11,15 @@ from blockstore.kernels.reads import ReadQueue
 Task = Callable[[ReadQueue], None]
 
 
-class _Queued(NamedTuple):
-    rank: int  # those with the least come first
-    number: int  # then in order
-    task: Task | None  # None: a thread ends
+_URGENT, _NORMAL, _LAST = range(3)
 
 
-_FIRST, _IN_TURN, _LAST = range(3)
+class _QueuedTask(NamedTuple):
+    """A task for a thread: the lowest priority first, of these in order."""
+
+    priority: int
+    number: int
+    task: Task | None  # None: the thread ends
 
 
 class ReadThreads:
@@ -28,7 +30,7 @@ class ReadThreads:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._tasks: concurrency.PriorityQueue[_Queued] = concurrency.PriorityQueue()
+        self._tasks: concurrency.PriorityQueue[_QueuedTask] = concurrency.PriorityQueue()
         self._numbers = itertools.count()
         self._queues = [QueueOwner() for _ in range(count)]
         self.refusal = self._queues[-1].refusal
@@ -39,12 +41,12 @@ class ReadThreads:
         for thread in self._threads:
             thread.start()
 
-    def put(self, task: Task, first: bool = False) -> None:
-        """Have one of them run this task, which raises nothing; `first`: before those that wait."""
-        self._put(_FIRST if first else _IN_TURN, task)
+    def put(self, task: Task, urgent: bool = False) -> None:
+        """Have one of them run this task, which raises nothing; urgent ones before all others."""
+        self._put(_URGENT if urgent else _NORMAL, task)
 
-    def _put(self, rank: int, task: Task | None) -> None:
-        self._tasks.put(_Queued(rank, next(self._numbers), task))
+    def _put(self, priority: int, task: Task | None) -> None:
+        self._tasks.put(_QueuedTask(priority, next(self._numbers), task))
 
     def close(self) -> None:
         """End them, after all tasks that were put."""
@@ -67,9 +69,9 @@ class CallingThreads:
     def __init__(self) -> None:
         self._own = concurrency.local()
 
-    def put(self, task: Task, first: bool = False) -> None:
+    def put(self, task: Task, urgent: bool = False) -> None:
         """Run this task at once, through the queue of this thread."""
-        del first
+        del urgent
         if not hasattr(self._own, "queue"):
             self._own.queue = QueueOwner()
         task(self._own.queue.queue)

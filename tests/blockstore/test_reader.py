@@ -147,8 +147,8 @@ def test_what_is_urgent_comes_before_what_waits_and_all_is_done_before_the_end()
 
     threads.put(wait)
     assert begun.wait(10)
-    for name, first in (("a", False), ("b", False), ("c", True), ("d", False), ("e", True)):
-        threads.put(lambda _queue, name=name: order.append(name), first)
+    for name, urgent in (("a", False), ("b", False), ("c", True), ("d", False), ("e", True)):
+        threads.put(lambda _queue, name=name: order.append(name), urgent)
     go.set()
     threads.close()
     assert "".join(order) == "ceabd"

@@ -365,7 +365,7 @@ class RowCache:
                     self._copier(t, a, own, (places, low, area)),
                     rows=t.listed[low:high],
                     # until these are there, every session reads such rows one by one
-                    first=entries is None,
+                    urgent=entries is None,
                 )
             )
         return readings

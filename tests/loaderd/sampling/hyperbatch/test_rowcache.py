@@ -73,7 +73,7 @@ class Reader:
 
     def stream(
         self, file: int, runs: Any, transit: Any, consume: Any, rows: Any = None,
-        first: bool = False,
+        urgent: bool = False,
     ) -> Reading:  # fmt: skip
         assert (np.diff(rows.astype(np.int64)) > 0).all()  # what is asked of other servers
         raw, shard_bytes = self.raw[file]
