@@ -77,10 +77,10 @@ class DaemonResources:
 class ServeResources(DaemonResources):
     """Resources."""
 
-    session_share: float = _serve(
-        "SESSION_SHARE", 0.0,
-        "of free memory that a session of hyperbatches takes; 0: all but 5 %, at most 64 MiB",
-        min=0, max=1,
+    session_share: float | None = _serve(
+        "SESSION_SHARE", None,
+        "of free memory that a session of hyperbatches takes; omitted: it leaves 5 %, or 64 MiB",
+        min=0.1, max=1,
     )  # fmt: skip
     reserve: str = _serve(
         "RESERVE", "", "of the memory, for tables of stores that a reload opens", metavar="SIZE"
