@@ -26,9 +26,9 @@ class RowName(NamedTuple):
 class TableKind(enum.Enum):
     """The table in which nodes of a batch are numbered."""
 
-    HASHED = enum.auto()  # one of each workspace
-    OF_ALL = enum.auto()  # one of each workspace, of all nodes: small graphs
-    SHARED = enum.auto()  # of all nodes; sessions share it, see `SharedTables`
+    HASHED = enum.auto()  # a hash table in each workspace
+    OF_ALL = enum.auto()  # in each workspace one with an entry for every node: small graphs
+    SHARED = enum.auto()  # one with an entry for every node, which sessions share in turn
 
 
 class Sizes(NamedTuple):

@@ -245,8 +245,7 @@ class StoreResources:
         """A new, empty allocation, for what a session takes of the arena."""
         return Allocation(self.broker, self.arena)
 
-    def tables(self) -> SharedTables:
-        """Tables of all nodes, for all sessions."""
+    def shared_tables(self) -> SharedTables:
         return self.shared(_shared_tables)
 
     def load_graph(self) -> None:
@@ -300,20 +299,25 @@ class Allocation:
         self._slots += slots
         return slots
 
-    def join(self, tables: SharedTables, workspaces: int) -> RenumberingTables:
+    def join_tables(self, tables: SharedTables, workspaces: int) -> RenumberingTables:
         """Share tables, in so many more workspaces, until all is given back.  Raises Refused."""
         self._tables = tables
         return tables.join(self, workspaces)
 
     @property
-    def shared(self) -> int:
-        """Slots that are charged to the session for the tables that it shares."""
-        return 0 if self._tables is None else self._tables.num_slots(self)
+    def charged(self) -> int:
+        """Slots that are charged to the session: its own, and its part of tables that it shares."""
+        return len(self._slots) + self._tables_part
 
     @property
-    def shared_text(self) -> str:
-        """The same for the ledger, after what the session has of its own."""
-        return f", {self.shared} slots of tables that sessions share" if self.shared else ""
+    def tables_text(self) -> str:
+        """Its part of tables that it shares, as text for the ledger."""
+        slots = self._tables_part
+        return f", {slots} slots of tables that sessions share" if slots else ""
+
+    @property
+    def _tables_part(self) -> int:
+        return 0 if self._tables is None else self._tables.num_slots(self)
 
     def free(self, keep: int = 0) -> None:
         """Give back all but the first `keep` that were taken; nobody may use them any more."""

@@ -150,8 +150,9 @@ class LookAhead:
         estimate = self._estimate(seen)._replace(alike=alike)
         if kept:
             estimate = estimate._replace(kept=np.concatenate(kept))
-        # batches hold a workspace while they are handed out, unless their rows are cached
-        for more in (resources.settings.workers - 2, 1):
+        # One worker has the large workspace.  Batches whose rows are not cached hold one while they
+        # are handed out: then one more is added.
+        for more in (max(0, resources.settings.workers - 2), 1):
             try:
                 self._add_small_workspaces(seen.structures, more)
             except Refused:
@@ -168,7 +169,7 @@ class LookAhead:
             pooled = resources.broker.num_slots - resources.broker.graph_slots()
             own = len(draft.allocation)
             if draft.sizes.table is TableKind.SHARED:
-                own += resources.tables().slots_for(alike)
+                own += resources.shared_tables().share(alike)
             slots = min(slots, (pooled >> (alike - 1).bit_length()) - own)
         room = int(slots * settings.session_share)
         return size_hyperbatches(
@@ -241,7 +242,7 @@ class LookAhead:
         workspaces.add(first := draft.workspaces.take())
         need = WorkspaceNeed(draft.spec.plan.shape(), self._resources.settings.workers - 1, 0)
         sizes = draft.sizes
-        if sizes.table is TableKind.SHARED:  # they go soon
+        if sizes.table is TableKind.SHARED:  # for a moment: more tables would stay for good
             sizes = sizes._replace(table=TableKind.HASHED)
         try:
             with contextlib.suppress(Refused):

@@ -162,7 +162,7 @@ class SampledSession:
 
     def _taken(self) -> int:
         """Slots of the arena that it has."""
-        return len(self._memory.allocation) + self._memory.allocation.shared
+        return self._memory.allocation.charged
 
     def _free(self) -> None:
         """Give back all slots that it has."""
@@ -274,7 +274,7 @@ class SampledSession:
                 session_entry_name([self.number]),
                 self.held_bytes(),
                 f"{self._memory.workspaces.total} workspaces, each with {self._memory.transit} "
-                f"transit slots{self._memory.allocation.shared_text}, seeds"
+                f"transit slots{self._memory.allocation.tables_text}, seeds"
                 f"{_owners_text(self._spec)}, {self._state.num_slots} slots for {self._window} "
                 f"batches{self._own_basis()}",
             )

@@ -55,7 +55,7 @@ from loaderd.sessions.seeds import (
 SMALLER = "a smaller batch_size or smaller fanouts"
 FEWER_EDGES = "smaller subgraphs, or subgraph={'max_edges': fewer}, if they have fewer"
 _ROOMY = 512  # slots, with more of which sessions of hyperbatches have a cache
-_TABLES = 6  # tables of all nodes may take this part of the available slots: a sixth
+_TABLES = 6  # tables that sessions share may take this part of the available slots: a sixth
 
 
 class ResolvedRequest(NamedTuple):
@@ -266,22 +266,24 @@ def choose_need(
     needs: dict[TableKind, SessionNeed],
     available: int,
 ) -> tuple[SessionNeed, Sizes, int]:
-    """Choose the table, and say how many of the available slots it leaves.
-
-    A table of all nodes, if that is smaller than a hash table, or if all those that sessions share
-    take little of what is available: with hash tables sampling takes a third longer.
-    """
-    table, shared = TableKind.HASHED, 0
-    if needs[TableKind.OF_ALL].workspace <= needs[table].workspace:
-        table = TableKind.OF_ALL
-    else:
-        slots = resources.tables().slots_to_come()
-        left = available - needs[TableKind.SHARED].minimum
-        if slots <= min(left, available // _TABLES):
-            table, shared = TableKind.SHARED, slots
+    """Choose the table; the number is of the available slots, without those of shared tables."""
+    shared = resources.shared_tables().slots_to_come()
+    table = choose_table(needs, shared, available)
     manifest, resolved = resources.store.manifest, asked.plan.resolved
     sizes = make_sizes(manifest, resolved, table, asked.owner_bytes)
-    return needs[table], sizes, available - shared
+    return needs[table], sizes, available - shared * (table is TableKind.SHARED)
+
+
+def choose_table(needs: dict[TableKind, SessionNeed], shared: int, available: int) -> TableKind:
+    """Choose the table in which a session numbers nodes.
+
+    One with an entry for every node, if it is smaller than a hash table, or if the `shared` slots
+    of those that sessions share are few: with hash tables sampling takes a third longer.
+    """
+    if needs[TableKind.OF_ALL].workspace <= needs[TableKind.HASHED].workspace:
+        return TableKind.OF_ALL
+    left = available - needs[TableKind.SHARED].minimum
+    return TableKind.SHARED if shared <= min(left, available // _TABLES) else TableKind.HASHED
 
 
 def fit(
@@ -419,7 +421,7 @@ def add_workspaces(
     """Take workspaces.  Raises Refused."""
     slots, tables = -(-workspace_bytes(need.shape, sizes) // resources.budget.slot_bytes), None
     if sizes.table is TableKind.SHARED and need.number > 0:
-        tables = allocation.join(resources.tables(), need.number)
+        tables = allocation.join_tables(resources.shared_tables(), need.number)
     for _ in range(need.number):
         work = carve_workspace(Carver(allocation.run(slots, wait_s)), need.shape, sizes, tables)
         clear_workspace(work)

@@ -31,7 +31,14 @@ from loaderd.sampling.hyperbatch.unfinished import begun_bytes, scratch_bytes
 from loaderd.sampling.rows import ServedFiles
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.resolve import make_plan, resolve
-from loaderd.sessions.sizing import SessionSizing, session_needs, size_minibatches, size_workspaces
+from loaderd.sessions.sizing import (
+    SessionSizing,
+    choose_table,
+    session_needs,
+    size_minibatches,
+    size_workspaces,
+)
+from loaderd.sessions.tables import table_slots
 from tools.model.occupancy import Occupancy
 
 LOOKED_AT = 16  # batches that a hyperbatch session samples when it attaches
@@ -70,11 +77,9 @@ def share_memory(
     plan, slot = make_plan(manifest, resolved, Part(), "minibatch"), budget.slot_bytes
     needs = session_needs(manifest, plan, num_seeds, 0, num_seeds, slot, 0)
     available = budget.num_slots - budget.graph_min
-    kind = TableKind.HASHED
-    if needs[TableKind.OF_ALL].workspace <= needs[kind].workspace:
-        kind = TableKind.OF_ALL
-    elif (slots := settings.workers * -(-4 * manifest.num_nodes // slot)) <= available // 6:
-        kind, available = TableKind.SHARED, available - slots
+    tables = settings.workers * table_slots(manifest.num_nodes, slot)
+    kind = choose_table(needs, tables, available)
+    available -= tables * (kind is TableKind.SHARED)
     need, window = needs[kind], max(2 * settings.workers, request.window)
     sizing = size_minibatches(need, available, budget.row_blocks, settings, window)
     spare = max(0, budget.graph_slots - budget.graph_min)
@@ -105,7 +110,7 @@ def _size_hyperbatches(
     count = min(max(0, settings.workers - 2), max(1, rows // 4 * slot // each))
     rows -= count * (-(-each // slot) + own.transit)
     if kind is TableKind.SHARED:
-        rows -= (1 + count) * -(-4 * manifest.num_nodes // slot)
+        rows -= (1 + count) * table_slots(manifest.num_nodes, slot)
     item, blocks = ITEM_BYTES[manifest.id_dtype], manifest.relations[0].num_blocks
     absent = budget.graph_blocks - budget.graph_slots
     scratch = scratch_bytes(usual, blocks, item, 0)

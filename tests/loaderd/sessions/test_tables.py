@@ -65,6 +65,25 @@ def test_memory_is_taken_for_as_many_as_number_at_a_time_and_charged_in_equal_pa
     assert tables.slots_to_come() == 6
 
 
+def test_tables_stay_if_the_last_other_session_leaves_while_one_joins(made, monkeypatch):
+    tables, broker = made
+    free, take = broker.free(), broker.take_run
+    assert tables.join("a", 1) is not None
+
+    def leave_then_take(count: int, wait_s: float) -> int:
+        tables.leave("a")
+        return int(take(count, wait_s))
+
+    monkeypatch.setattr(broker, "take_run", leave_then_take)
+    joined = tables.join("b", 1)
+    assert (tables.num_slots("a"), tables.num_slots("b")) == (0, 6)
+    assert broker.free() == free - 6
+    own = [joined.take() for _ in range(2)]
+    assert not np.shares_memory(own[0].values, own[1].values)
+    tables.leave("b")
+    assert broker.free() == free
+
+
 def test_one_table_is_enough_where_there_is_no_room_for_two(made, monkeypatch):
     monkeypatch.setattr("loaderd.sessions.tables.SHORT_WAIT_S", 0.0)
     tables, broker = made
@@ -124,7 +143,7 @@ def test_sessions_share_tables_and_build_the_same_batches(store, plan):
     found = {}
     for mem, shares in ((8 << 20, False), (64 << 20, True)):
         with sessions_of(store, mem, 2) as sessions:
-            before, tables = held(sessions.engine), sessions.engine.resources.tables()
+            before, tables = held(sessions.engine), sessions.engine.resources.shared_tables()
             none = tables.slots_to_come()
             some = [sessions.attach(plan, seed=seed) for seed in range(3)]
             assert tables.slots_to_come() == (0 if shares else none)
