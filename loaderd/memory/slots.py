@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +34,12 @@ class RequestArea(NamedTuple):
         self.broker.give(list(self.slots))
 
 
+@dataclass(slots=True, eq=False)
+class _Limit:
+    left: int  # slots that may still be taken
+    of_session: bool
+
+
 class SlotBroker:
     """Takes slots out of the pools for workspaces and sessions, and puts them back.
 
@@ -60,7 +67,7 @@ class SlotBroker:
         self.num_slots = len(slots)
         self._of_graph = np.zeros(graph.owned().size, np.bool_)
         self._of_graph[np.asarray(slots[:graph_slots], np.int64)] = True
-        self._limit = concurrency.local()  # slots that this thread may still take; not set: any
+        self._limits = concurrency.local()  # slots that this thread may still take, if `all` is set
         with changed:
             graph.add_slots(slots[:graph_slots])
             rows.add_slots(slots[graph_slots:])
@@ -132,19 +139,35 @@ class SlotBroker:
             self._changed.notify_all()
 
     @contextmanager
-    def at_most(self, count: int) -> Iterator[None]:
-        """Inside, this thread may take `count` slots, and the broker reports no more to it."""
-        outer = getattr(self._limit, "left", None)
-        inner = count if outer is None else min(count, outer)
-        self._limit.left = inner
+    def at_most(self, count: int, of_session: bool = False) -> Iterator[None]:
+        """Inside, this thread may take `count` slots, and the broker reports no more to it.
+
+        of_session   a session's share, not its user's
+        """
+        limits = self._own_limits()
+        limits.append(limit := _Limit(count, of_session))
         try:
             yield
         finally:
-            taken = inner - self._limit.left
-            if outer is None:
-                del self._limit.left
-            else:
-                self._limit.left = outer - taken
+            limits.remove(limit)
+
+    @contextmanager
+    def for_others(self) -> Iterator[None]:
+        """Inside, this thread takes slots for several sessions, and no one's share limits them."""
+        limits = self._own_limits()
+        shares = [limit for limit in limits if limit.of_session]
+        limits[:] = [limit for limit in limits if not limit.of_session]
+        try:
+            yield
+        finally:
+            limits += shares
+
+    def _own_limits(self) -> list["_Limit"]:
+        """The limits of this thread, all of which count."""
+        if not hasattr(self._limits, "all"):
+            self._limits.all = list[_Limit]()
+        found: list[_Limit] = self._limits.all
+        return found
 
     def available(self) -> int:
         """Slots that may be taken if nothing is pinned."""
@@ -168,10 +191,13 @@ class SlotBroker:
         with self._changed:
             return int(self._rows.pinned().sum()) + int(self._graph.pinned().sum())
 
-    def row_slots(self) -> int:
-        """Slots that the row pool has at present, at most those that this thread may take."""
+    def row_slots(self, more: int = 0) -> int:
+        """Slots that the row pool has at present, at most those that this thread may take.
+
+        more   as if it had so many more
+        """
         with self._changed:
-            found = self._rows.num_owned
+            found = self._rows.num_owned + more
         return min(found, self._left(found))
 
     def graph_slots(self) -> int:
@@ -250,12 +276,11 @@ class SlotBroker:
 
     def _left(self, unlimited: int) -> int:
         """Slots that this thread may still take."""
-        left: int = getattr(self._limit, "left", unlimited)
-        return left
+        return min((limit.left for limit in self._own_limits()), default=unlimited)
 
     def _count(self, count: int) -> None:
-        if hasattr(self._limit, "left"):
-            self._limit.left -= count
+        for limit in self._own_limits():
+            limit.left -= count
 
     def _shortage(self, count: int, useful: int) -> str:
         """`useful`: free slots that would be among the `count`."""

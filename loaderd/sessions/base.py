@@ -134,7 +134,7 @@ class SessionRequest(NamedTuple):
     number: int
     request: Attach
     frame: NDArray[np.int64] | None  # ids and times of seeds, if the request names no split
-    alike: int = 1  # sessions of its plan that are to be open together, this one included
+    alike: int = 1  # sessions that keep rows for one another: this one, others, and those to come
 
 
 class Kind(NamedTuple):

@@ -178,7 +178,7 @@ class Engine(Closing):
         """Open a session for one consumer; reads the seeds' store ids from disk.
 
         epoch   that it is to serve; some sessions do not serve every epoch
-        alike   sessions of its plan that are to be open together, this one included
+        alike   sessions that keep rows for one another, this one included, and those to come
 
         Raises Refused, StoreError, ShuttingDown.
         """

@@ -215,7 +215,7 @@ class HyperbatchSession(SampledSession):
     def _free(self) -> None:
         super()._free()
         if self._staying is not None:
-            self._resources.broker.give(self._staying.leave())
+            _leave(self._resources, self._staying)
 
     def _stop(self) -> None:
         self._hyper.stop()
@@ -265,7 +265,8 @@ def open_hyperbatches(resources: StoreResources, opening: SessionRequest) -> Sam
     Raises Refused, StoreError.
     """
     asked, number = ask(resources, opening, HyperbatchPlan.name), opening.number
-    sized = size_session(resources, asked)
+    regions = resources.shared(_staying_rows).of(asked.served)
+    sized = size_session(resources, asked, regions.num_slots)
     plain = asked._replace(
         plan=make_plan(
             resources.store.manifest, asked.plan.resolved, asked.plan.part, MinibatchPlan.name
@@ -275,15 +276,17 @@ def open_hyperbatches(resources: StoreResources, opening: SessionRequest) -> Sam
     if auto and sized.fits:
         return open_session(resources, number, plain)
     with explained_shortage(resources, sized.need.minimum), resources.allocation() as allocation:
-        draft = draft_session(resources, asked, sized, allocation)
-        staying = resources.shared(_staying_rows).join(asked.served)
+        draft = draft_session(resources, asked, sized, allocation)._replace(
+            staying=regions.num_slots
+        )
+        staying = regions.join(opening.alike)
         try:
             wanted = LookAhead(resources, draft).sizing(
-                asked.request.hyperbatch, staying.regions.kept(), opening.alike
+                asked.request.hyperbatch, regions.kept(), opening.alike
             )
             hyper = None if wanted is None else _take(resources, draft, wanted, staying)
             if hyper is None:
-                resources.broker.give(staying.leave())
+                _leave(resources, staying)
                 return _fall_back(resources, number, draft, plain)
             quota = allocation.slots(hyper.sizing.quota)
             memory = BatchMemory(
@@ -293,8 +296,13 @@ def open_hyperbatches(resources: StoreResources, opening: SessionRequest) -> Sam
                 resources, number, draft.spec, asked.served, memory, hyper, staying
             )
         except BaseException:
-            resources.broker.give(staying.leave())
+            _leave(resources, staying)
             raise
+
+
+def _leave(resources: StoreResources, staying: StayingMember) -> None:
+    with resources.broker.for_others():
+        resources.broker.give(staying.leave())
 
 
 class _StayingRows:
@@ -304,12 +312,12 @@ class _StayingRows:
         self._slot_bytes = slot_bytes
         self._found: dict[tuple[int, ...], StayingRegions] = {}
 
-    def join(self, served: Sequence[ServedRows]) -> StayingMember:
-        """Join as a session that serves these arrays; sessions are opened one at a time."""
+    def of(self, served: Sequence[ServedRows]) -> StayingRegions:
+        """Those of these arrays, for sessions that are opened one at a time."""
         arrays = tuple(rows.number for rows in served)
         if arrays not in self._found:
             self._found[arrays] = StayingRegions(served, self._slot_bytes)
-        return self._found[arrays].join()
+        return self._found[arrays]
 
 
 def _staying_rows(resources: StoreResources) -> _StayingRows:
@@ -321,21 +329,24 @@ class _HyperSize(NamedTuple):
 
     need: SessionNeed
     sizes: Sizes
-    available: int  # slots
+    available: int  # slots, and those of rows that stay
     fits: bool  # graph and rows stay in memory beside it
 
 
-def size_session(resources: StoreResources, asked: ResolvedRequest) -> _HyperSize:
-    """Size a session.  Raises Refused: there is too little for any."""
+def size_session(resources: StoreResources, asked: ResolvedRequest, staying: int = 0) -> _HyperSize:
+    """Size a session.  Raises Refused: there is too little for any.
+
+    staying   slots of rows that stay for it, too
+    """
     budget, broker = resources.budget, resources.broker
-    need, sizes, available = fit(resources, asked)
+    need, sizes, available = fit(resources, asked, staying=staying)
     plain = size_minibatches(
         need, available, budget.row_blocks, resources.settings, asked.window(resources.settings)
     )
     spare = broker.graph_slots() - budget.graph_min
     blocks = max(0, broker.pooled() - spare - plain.slots(need))
     fits = budget.graph_blocks <= broker.graph_preferred and blocks >= budget.row_blocks
-    return _HyperSize(need, sizes, available, fits)
+    return _HyperSize(need, sizes, available + staying, fits)
 
 
 def draft_session(
@@ -376,7 +387,9 @@ def _take(
         tables = allocation.run(sizing.tables, SHORT_WAIT_S)
         transit = [allocation.run(sizing.run, SHORT_WAIT_S) for _ in range(settings.readers)]
         rows = allocation.slots(sizing.rows)
-        staying.add([share.stay for share in sizing.shares], resources.broker.take(sizing.staying))
+        with resources.broker.for_others():
+            slots = resources.broker.take(sizing.staying)
+        staying.add([share.stay for share in sizing.shares], slots)
         cache = RowCache(
             resources.rows._replace(served=draft.served), sizing.shares, tables, rows, transit,
             row_cost(resources, transit), staying,

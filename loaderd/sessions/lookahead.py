@@ -98,6 +98,7 @@ class SessionDraft(NamedTuple):
     sizing: SessionSizing
     allocation: Allocation
     workspaces: Workspaces
+    staying: int = 0  # slots of rows that stay already
 
 
 def sampling_turn(resources: StoreResources) -> concurrency.Lock:
@@ -139,7 +140,7 @@ class LookAhead:
 
         asked   minibatches of a hyperbatch, 0: as many as fit
         kept    for each node type: which of its regions stay for other sessions; (): none
-        alike   sessions that keep regions for one another, this one included
+        alike   sessions that keep regions for one another, this one included, and those to come
         """
         resources, draft = self._resources, self._draft
         cache, plan = resources.shared(_seen_cache), draft.spec.plan
@@ -154,7 +155,7 @@ class LookAhead:
         # are handed out: then one more is added.
         for more in (max(0, resources.settings.workers - 2), 1):
             try:
-                self._add_small_workspaces(seen.structures, more)
+                self._add_small_workspaces(seen.structures, more, self._share(alike) // 4)
             except Refused:
                 return None
             sizing = self._size(estimate, asked)
@@ -164,18 +165,36 @@ class LookAhead:
 
     def _size(self, estimate: Estimate, asked: int) -> HyperSizing | None:
         resources, draft = self._resources, self._draft
-        settings, slots = resources.settings, resources.broker.row_slots()  # not the graph's
-        if (alike := estimate.alike) > 1:  # the same for each: a half, a quarter, ... of the arena
-            pooled = resources.broker.num_slots - resources.broker.graph_slots()
-            own = len(draft.allocation)
-            if draft.sizes.table is TableKind.SHARED:
-                own += resources.shared_tables().share(alike)
-            slots = min(slots, (pooled >> (alike - 1).bit_length()) - own)
-        room = int(slots * settings.session_share)
+        share, settings = resources.settings.session_share, resources.settings
+        room = int(self._share(estimate.alike) * share)
+        if estimate.alike > 1:
+            with resources.broker.for_others():
+                pooled = resources.broker.row_slots(self._paid(estimate.alike))
+            estimate = estimate._replace(beyond=max(0, int(pooled * share) - room))
         return size_hyperbatches(
             room, resources.rows._replace(served=draft.served), draft.need, estimate,
             settings.readers, draft.sizing.window, asked,
         )  # fmt: skip
+
+    def _share(self, alike: int) -> int:
+        """Slots for the session, beside those that it has: the same for all that are alike.
+
+        For several, that is a half, a quarter, ... of the row pool, as `StreamRegistry.fair_share`,
+        with its part of what stays already.
+        """
+        resources, draft, broker = self._resources, self._draft, self._resources.broker
+        if alike == 1:
+            return broker.row_slots()
+        own = len(draft.allocation)
+        if draft.sizes.table is TableKind.SHARED:
+            own += resources.shared_tables().share(alike)
+        pooled = broker.num_slots - broker.graph_preferred
+        fair = (pooled >> (alike - 1).bit_length()) - own
+        return max(0, min(broker.row_slots(self._paid(alike)), fair))
+
+    def _paid(self, alike: int) -> int:
+        """Its part of the slots of rows that stay already."""
+        return self._draft.staying // alike
 
     def _sample(self) -> Seen | None:
         """Sample some minibatches, in memory that is given back; None: there is no room."""
@@ -258,15 +277,14 @@ class LookAhead:
             return block_sampler(resources, spec, workers, SamplingMemory(scratch[0]))
         return BatchSampler(lambda u, w: resources.builder.structure(spec, u, w), workers)
 
-    def _add_small_workspaces(self, seen: Sequence[Structure], number: int) -> None:
-        """Add workspaces beside the large one, as far as there is room.  Raises Refused."""
+    def _add_small_workspaces(self, seen: Sequence[Structure], number: int, room: int) -> None:
+        """Add workspaces beside the large one, as many as `room` slots hold.  Raises Refused."""
         resources, draft = self._resources, self._draft
         worst = draft.spec.plan.shape()
         shape = usual_shape(seen, worst, draft.spec.plan.resolved.fanouts)
         large, small = (workspace_bytes(s, draft.sizes) for s in (worst, shape))
         is_small = small < large * 3 // 4
-        # a quarter is for these
-        room = resources.broker.row_slots() // 4 * resources.budget.slot_bytes
+        room *= resources.budget.slot_bytes
         number = min(number, max(1, room // (small if is_small else large)))
         chosen = shape if is_small else worst
         add_workspaces(

@@ -287,16 +287,24 @@ def choose_table(needs: dict[TableKind, SessionNeed], shared: int, available: in
 
 
 def fit(
-    resources: StoreResources, asked: ResolvedRequest, beside: int = 0, less: str = SMALLER
+    resources: StoreResources,
+    asked: ResolvedRequest,
+    beside: int = 0,
+    less: str = SMALLER,
+    staying: int = 0,
 ) -> tuple[SessionNeed, Sizes, int]:
     """What a session takes, and the slots that are available for it.
 
-    Raises Refused: too few, with the `beside` slots that it takes for more than batches and seeds;
-    `less` says what would need fewer.
+    beside    slots that it takes for more than batches and seeds
+    less      what would need fewer, if there are too few
+    staying   slots of rows that stay for it: it is as if it had taken them for itself
+
+    Raises Refused: too few.
     """
     needs, available = needs_of(resources, asked), resources.broker.available()
     check_room(resources, minimum_of(needs) + beside, available, less)
-    return choose_need(resources, asked, needs, available - beside)
+    need, sizes, left = choose_need(resources, asked, needs, available - beside + staying)
+    return need, sizes, left - staying
 
 
 def size_minibatches(

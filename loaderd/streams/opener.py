@@ -15,6 +15,7 @@ from loaderd.sampling.failures import error_text
 from loaderd.sessions.kinds import find_kind
 from loaderd.sessions.stores import Stores
 from loaderd.sessions.workers import SerialExecutor
+from loaderd.streams.pieces import StreamShare
 from loaderd.streams.registry import StreamGroup, StreamKey, StreamRegistry, StreamRequest
 from loaderd.streams.stream import Cursor, Stream
 
@@ -80,7 +81,7 @@ class StreamOpener:
         It serves `order.epoch`, but maybe not every other epoch.  The caller holds `opening`.
         Raises Refused, StoreError.
         """
-        share, alike = self._registry.fair_share(key), self._count_kinds(key, order)
+        share, alike = self._registry.fair_share(key), self._divide(key, order)
         broker, unreleased = order.engine.broker, set[Stream]()
         order = order._replace(alike=alike[order.kind])
         self._stores.gather(order.engine, share, self._registry.is_busy)
@@ -100,7 +101,8 @@ class StreamOpener:
 
     def _take(self, key: StreamKey, order: StreamRequest, share: int) -> Stream:
         engine = order.engine
-        with engine.broker.at_most(share) if share else contextlib.nullcontext():
+        limit = engine.broker.at_most(share, of_session=True) if share else contextlib.nullcontext()
+        with limit:
             session = engine.open(order.request, order.ids, order.epoch, order.alike)
         attached = session.describe(0)
         if attached.owners != key.owners:
@@ -113,7 +115,7 @@ class StreamOpener:
             share = 0  # more room would gain nothing, or it cannot be opened again
         return Stream(
             session, attached.num_steps, self._registry.send, self._registry.starved,
-            share, key.world,
+            StreamShare(share, order.alike), key.world,
         )  # fmt: skip
 
     # -- memory is shared out again ---------------------------------------------------------------
@@ -126,9 +128,9 @@ class StreamOpener:
         every: bool = False,
         tried: Container[Stream] = (),
     ) -> set[Stream]:
-        """Replace streams that have more than `share` slots by smaller ones.
+        """Replace streams by smaller ones that have more than `share` slots, or keep rows for more.
 
-        alike     streams by kind, as of `_count_kinds`
+        alike     of each kind, as of `_divide`
         every     also those that would have to read everything again
         tried     streams whose cursors did not release in time before
 
@@ -145,9 +147,12 @@ class StreamOpener:
                 and group.order.minimum <= share
                 and stream not in tried
             }
-            large = {stream: slots for stream, slots in held.items() if slots > share}
+            kinds = {stream: self._registry.streams[stream].order.kind for stream in held}
+            crowd = {stream for stream in held if stream.share.alike > alike[kinds[stream]]}
+            large = {s: slots for s, slots in held.items() if slots > share or s in crowd}
             pooled = sum(engine.broker.pooled() for engine in self._stores.all())
-            if pooled + sum(large.values()) - share * len(large) < order.minimum:
+            # how much rows take that are kept for more is not known here
+            if not crowd and pooled + sum(large.values()) - share * len(large) < order.minimum:
                 return set()
             for stream in large:
                 stream.closing = True
@@ -168,11 +173,17 @@ class StreamOpener:
         replace()
         return unreleased
 
-    def _count_kinds(self, key: StreamKey, order: StreamRequest) -> Mapping[Hashable, int]:
-        """Streams by kind: those that are open, those that have to be, and one for `order`."""
+    def _divide(self, key: StreamKey, order: StreamRequest) -> Mapping[Hashable, int]:
+        """Fair shares for each kind of streams: those open, those to be, and one for `order`.
+
+        The number of all shares is a power of two.  The streams of a kind get one, too, if there
+        are enough: they keep rows for those to come, which then take little more.
+        """
         with self._registry.lock:
             groups = [*self._registry.streams.values(), *self._registry.without_stream(key)]
-            return Counter([order.kind, *(group.order.kind for group in groups)])
+            counts = Counter([order.kind, *(group.order.kind for group in groups)])
+        rounded = {kind: _round_up(count) for kind, count in counts.items()}
+        return rounded if sum(rounded.values()) <= _round_up(counts.total()) else counts
 
     def _drain(
         self,
@@ -348,6 +359,11 @@ class StreamOpener:
                     run=cursor.run, step=cursor.step // cursor.world,
                 ),
             )  # fmt: skip
+
+
+def _round_up(count: int) -> int:
+    """The next power of two."""
+    return 1 << (count - 1).bit_length()
 
 
 def _may_end(stream: Stream) -> bool:

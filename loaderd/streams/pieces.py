@@ -1,7 +1,7 @@
-"""The position of a cursor in a stream, and the pieces (row groups) of a batch it is sent."""
+"""A stream's share, the position of a cursor in it, and the pieces (row groups) that it is sent."""
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec import structs
 
@@ -9,6 +9,16 @@ from loaderd.api.protocol import BatchReady, ChunkReady, ErrorReply, RowGroup, S
 
 Piece = BatchReady | ChunkReady | RowGroup
 Numbered = TypeVar("Numbered", bound=BatchReady | ChunkReady | RowGroup | Skipped | ErrorReply)
+
+
+class StreamShare(NamedTuple):
+    """The memory that a stream was opened with."""
+
+    slots: int = 0  # at most; 0: as many as there are
+    alike: int = 1  # streams that keep rows for one another, as `SessionRequest` says
+
+
+ANY_SHARE = StreamShare()
 
 
 @dataclass(slots=True)

@@ -74,7 +74,7 @@ class StreamRequest(NamedTuple):
     minimum: int  # slots, without which none is opened
     again: bool  # whether another stream can be opened: the ids are kept
     epoch: int = 0  # one that it must serve
-    alike: int = 1  # streams of its store and plan that divide the memory, this one included
+    alike: int = 1  # streams that keep rows for one another, as `SessionRequest` says
 
     @property
     def kind(self) -> Hashable:
@@ -283,7 +283,7 @@ class StreamRegistry:
         for stream in self._near(cursor):
             others = any(c is not cursor for c in stream.live)
             here = stream is cursor.stream or not others
-            large = not stream.share or 0 < fair < 2 * stream.share
+            large = not stream.share.slots or 0 < fair < 2 * stream.share.slots
             # a rank without a stream may need memory that the others hold until it has its batch
             large |= stream.world > 1 and len(self.streams[stream].streams) > 1
             if here and large and stream.can_begin(cursor):

@@ -17,7 +17,7 @@ from loaderd.api.protocol import ErrorReply, Release, Skipped
 from loaderd.monitoring.meter import Meter
 from loaderd.plans.base import Wanted
 from loaderd.sessions.base import EngineSession, Out
-from loaderd.streams.pieces import CursorPosition, Piece, is_last, numbered
+from loaderd.streams.pieces import ANY_SHARE, CursorPosition, Piece, StreamShare, is_last, numbered
 
 AGAIN = 2  # batches built again for a late cursor: at most so many times its depth
 
@@ -84,14 +84,14 @@ class Stream:
         num_steps: int,
         send: Callable[[Cursor, Out], None],
         starved: concurrency.Event,
-        share: int = 0,
+        share: StreamShare = ANY_SHARE,
         world: int = 1,
     ) -> None:
         """`num_steps`: of an epoch, in positions.
 
         send    sends a message to the client of a cursor
         starved set when one of its cursors waits for more
-        share   limit of slots that it was opened with; 0: none
+        share   of the arena, that it was opened with
         world   ranks that it serves
         """
         self.session, self.num_steps, self.share, self.world = session, num_steps, share, world

@@ -8,7 +8,7 @@ of the regions reads it if nobody has, and waits while another one reads it.
                      +--given up--------+
 
 Nothing leaves before the last member does: rows of batches that were handed out stay in place.
-Until then an equal part of the slots is charged to each member.
+Until then an equal part of the slots is charged to each member, and to those that are to join.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -116,10 +116,10 @@ class StayingRegions:
         self._members, self._slots = list[StayingMember](), list[int]()
         self.changed = concurrency.Condition()
 
-    def join(self) -> "StayingMember":
-        """Add a session, which has brought no slots yet."""
+    def join(self, alike: int = 1) -> "StayingMember":
+        """Add a session, which has brought no slots yet; `alike` are to be members in all."""
         with self.changed:
-            member = StayingMember(self, [np.empty(0, np.int64) for _ in self._types])
+            member = StayingMember(self, [np.empty(0, np.int64) for _ in self._types], alike)
             self._members.append(member)
             return member
 
@@ -127,6 +127,12 @@ class StayingRegions:
         """For each node type, a mask of the regions that have entries."""
         with self.changed:
             return [t.state != _ABSENT for t in self._types]
+
+    @property
+    def num_slots(self) -> int:
+        """Arena slots of the regions that have entries."""
+        with self.changed:
+            return len(self._slots)
 
     def entries(self, number: int, array: int) -> StayingEntries:
         """Places of a type's regions in one of its arrays, including those of `take_over`."""
@@ -212,7 +218,8 @@ class StayingRegions:
 
     def _part(self) -> int:
         """Slots that are charged to each member; under `changed`."""
-        return -(-len(self._slots) // max(1, len(self._members)))
+        planned = max((member.alike for member in self._members), default=1)
+        return -(-len(self._slots) // max(planned, len(self._members)))
 
     def _leave(self, member: "StayingMember") -> list[int]:
         """Remove a member; returns slots that nobody needs any more.  Under `changed`."""
@@ -230,9 +237,13 @@ class StayingRegions:
 class StayingMember:
     """A session that shares regions that stay.  It leaves when nobody uses its batches any more."""
 
-    def __init__(self, regions: StayingRegions, added: list[NDArray[np.int64]]) -> None:
-        """`added`: regions of each type that it brought into memory."""
-        self.regions, self.added = regions, added
+    def __init__(self, regions: StayingRegions, added: list[NDArray[np.int64]], alike: int) -> None:
+        """Bring nothing yet.
+
+        added   regions of each type that it brought into memory
+        alike   members that the slots are charged to, including those that are to join
+        """
+        self.regions, self.added, self.alike = regions, added, alike
         self._left = False
 
     def add(self, regions: Sequence[NDArray[np.int64]], slots: Sequence[int]) -> None:

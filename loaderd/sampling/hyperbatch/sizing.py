@@ -62,6 +62,7 @@ class Estimate(NamedTuple):
     passes: PassEstimate | None = None  # None: the graph is in memory
     kept: NDArray[np.bool_] | None = None  # regions that stay for other sessions; None: none
     alike: int = 1  # sessions that share the regions that stay, this one included
+    beyond: int = 0  # slots beside its own room, for regions that it keeps for the others
 
 
 class SamplingSlots(NamedTuple):
@@ -149,17 +150,19 @@ def size_hyperbatches(
         return cut_without_cache(room, slot_bytes, need, estimate, maximum)
     for part in range(_PARTS, 0, -1):
         num_bytes = left * slot_bytes * part // _PARTS
-        shares = share_rows(
-            types, slot_bytes, chosen, num_bytes, id_dtype, curve.kept, estimate.alike
-        )
+        shares, own = share_rows(
+            types, slot_bytes, chosen, num_bytes, id_dtype, curve.kept, estimate.alike,
+            estimate.beyond * slot_bytes,
+        )  # fmt: skip
         tables = -(-table_bytes(types, id_dtype, shares) // slot_bytes)
         rows = area_slots_of(types, [share.entries for share in shares], slot_bytes)
         staying = area_slots_of(types, [share.stay_rows for share in shares], slot_bytes)
-        if tables + rows + staying <= left:
+        paid = staying if estimate.alike == 1 else -(-own // slot_bytes)
+        if tables + rows + paid <= left:
             break
     minimum = sum(int(wanted.sum()) for wanted in estimate.wanted[:_MIN_POINTS][-1:])
     minimum = min(minimum, sum(t.num_nodes for t in types)) - int(curve.rows[curve.kept].sum())
-    if tables + rows + staying > left or sum(share.rows for share in shares) < minimum:
+    if tables + rows + paid > left or sum(share.rows for share in shares) < minimum:
         return cut_without_cache(room, slot_bytes, need, estimate, maximum)
     return HyperSizing(
         chosen.batches, areas.chunk, areas.number, areas.area, areas.sampling, tables,
@@ -239,23 +242,32 @@ def share_rows(
     id_dtype: str,
     kept: NDArray[np.bool_],
     alike: int = 1,
-) -> list[CacheShare]:
+    beyond: int = 0,
+) -> tuple[list[CacheShare], int]:
     """Divide `num_bytes` among node types: regions that stay, and entries for the other rows.
 
     Of the chosen regions, the most wanted stay, as many as have room beside the rows that pass: a
     batch whose rows do not fit is read alone, block by block.
 
-    kept   regions, of all node types in turn, that stay anyway, for other sessions
+    kept     regions, of all node types in turn, that stay anyway, for other sessions
+    alike    sessions that pay for the regions that stay, each an equal part
+    beyond   bytes for what others will pay for: the first session keeps all regions, as its batches
+             want them before the others are there
+
+    Returns the share of each type, and the bytes of `num_bytes` that are paid for what stays.
     """
     counts, widths = [region_rows(t) for t in types], [_row_bytes(t, slot_bytes) for t in types]
     sizes = np.concatenate([rows * width for rows, width in zip(counts, widths, strict=True)])
     more = chosen.stay[~kept[chosen.stay]]
     taken = np.cumsum(sizes[more])
-    maximum = num_bytes - chosen.room
-    if alike > 1:  # the others keep as much
-        maximum = min(maximum, sizes[chosen.stay].sum() / alike)
+    own = maximum = num_bytes - int(chosen.room)
+    if alike > 1:
+        own = min(own, int(sizes[chosen.stay].sum()) // alike)
+        maximum = min(alike * own - int(sizes[kept].sum()), own + beyond)
     count = int(np.searchsorted(taken, maximum, "right"))
-    left = num_bytes - int(taken[count - 1] if count else 0)
+    if alike == 1:
+        own = int(taken[count - 1]) if count else 0
+    left = num_bytes - own
     stays = np.isin(np.arange(sizes.size), more[:count])
     starts = np.cumsum([0, *(rows.size for rows in counts)])
     added = [stays[low:high] for low, high in pairwise(starts)]
@@ -269,15 +281,16 @@ def share_rows(
         for (low, high), others, width in zip(pairwise(starts), passes, widths, strict=True)
     ]
     total, extra = max(sum(weights), 1e-9), entry_bytes(ITEM_BYTES[id_dtype])
-    return [
+    shares = [
         CacheShare(
-            np.flatnonzero(own), int(rows[own].sum()),
+            np.flatnonzero(new), int(rows[new].sum()),
             min(others, int(left * weight / total) // (width + extra)),
         )
-        for rows, own, others, weight, width in zip(
+        for rows, new, others, weight, width in zip(
             counts, added, passes, weights, widths, strict=True
         )
     ]  # fmt: skip
+    return shares, own
 
 
 def cut_without_cache(

@@ -8,6 +8,7 @@ import pytest
 
 from loaderd.api.protocol import Start
 from loaderd.streams import service
+from loaderd.streams.pieces import StreamShare
 from tests.graphs import make_csc
 from tests.loaderd.serving import Serving, Trainer
 from tests.stores import write_store
@@ -125,7 +126,7 @@ def test_a_rank_goes_on_when_one_dies_that_had_left_their_stream(store):
         quick.release(step)
     with registry.lock:
         (stream,) = registry.streams
-    stream.share = 1  # as if there had been another job
+    stream.share = StreamShare(1)  # as if there had been another job
     quick.start(1)
     with registry.lock:
         registry.leave(registry.sessions[stopped.session][0], stream)
