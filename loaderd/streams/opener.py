@@ -85,7 +85,7 @@ class StreamOpener:
         broker, unreleased = order.engine.broker, set[Stream]()
         order = order._replace(alike=alike[order.kind])
         self._stores.gather(order.engine, share, self._registry.is_busy)
-        if shrink and share and broker.available() < share:
+        if shrink and share and broker.row_slots() < share:  # what is the graph's stays so
             unreleased = self._share_out(order, share, alike)
             self._stores.gather(order.engine, share, self._registry.is_busy)
         # a share may be less than the session's minimum: then try with all that is available

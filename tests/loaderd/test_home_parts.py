@@ -101,7 +101,9 @@ def test_home_batches_ask_peers_for_each_remote_row_once(
 def pass_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of row caches no region stays: all their memory is of rows that may leave."""
 
-    def share(types: Any, slot: int, chosen: HyperbatchSize, *others: Any) -> list[CacheShare]:
+    def share(
+        types: Any, slot: int, chosen: HyperbatchSize, *others: Any
+    ) -> tuple[list[CacheShare], int]:
         return share_rows(types, slot, chosen._replace(stay=chosen.stay[:0]), *others)
 
     monkeypatch.setattr(sizing, "share_rows", share)

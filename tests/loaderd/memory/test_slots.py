@@ -142,6 +142,24 @@ def test_a_share_counts_what_is_taken_and_given_within_it():
     assert broker.available() == 38
 
 
+def test_what_is_taken_for_others_counts_for_the_user_and_not_for_the_session():
+    broker = Store(range(40)).broker
+    with broker.at_most(20), broker.at_most(6, of_session=True):
+        assert (broker.row_slots(), broker.row_slots(more=50)) == (6, 6)
+        with broker.for_others():
+            taken = broker.take(15)
+            assert broker.available() == 5
+            with pytest.raises(Refused, match="6 arena slots are needed, 5 are left"):
+                broker.take(6)
+        assert broker.available() == 5
+        broker.take(2)
+        with broker.for_others():
+            broker.give(taken)
+            assert broker.available() == 18
+        assert broker.available() == 4
+    assert broker.available() == 36
+
+
 def test_slots_that_hold_blocks_in_use_are_not_taken():
     store = Store(range(20))
     held = store.rows.hold(0, np.arange(10))

@@ -15,6 +15,7 @@ from tests.loaderd.serving import Serving, Ticks, Trainer
 from tests.stores import write_store
 
 NODES, BATCH, MEM = 20_000, 50, 16 << 20
+FOR_FOUR = 47 << 19  # of which some rows stay beside four sessions
 SEEDS = np.arange(0, NODES, 10)
 STEPS = SEEDS.size // BATCH
 ASKED: dict[str, Any] = {"num_neighbors": (4, 4), "batch_size": BATCH}
@@ -152,8 +153,52 @@ def test_who_starts_while_its_stream_is_replaced_reads_the_one_in_its_place(stor
     for step in range(STEPS):
         for number, trainer in enumerate(trainers):
             assert trainer.consume(step) == alone[0][number][step]
-    assert sorted(opened) == [(seed, 3) for seed in range(3)]
+    assert sorted(opened) == [(seed, 4) for seed in range(3)]  # a quarter of the arena each
     for trainer in trainers:
+        trainer.detach()
+    serving.close()
+
+
+def opened_by(serving: Serving) -> list[tuple[int, int]]:
+    """Seed and shares of each stream, as they are opened from now on."""
+    opener, opened = serving.service._opener, list[tuple[int, int]]()
+    take = opener._take
+
+    def note(key: StreamKey, order: StreamRequest, share: int) -> Stream:
+        opened.append((order.request.seed, order.alike))
+        return take(key, order, share)
+
+    opener._take = note
+    return opened
+
+
+def test_rows_are_kept_for_sessions_that_are_to_come(store, alone):
+    """The fourth finds all that stays, and none of the others is opened again for it."""
+    serving = Serving(store, FOR_FOUR)
+    trainers = [attach(serving, seed) for seed in range(3)]
+    before = staying(serving)
+    assert before[0] > 1000
+    assert len(set(before)) == 1
+    opened = opened_by(serving)
+    trainers.append(attach(serving, 3))
+    assert opened == [(3, 4)]
+    assert staying(serving) == [before[0]] * 4
+    assert read(trainers[:3]) == alone[0]
+    trainers.append(attach(serving, 4))  # one more gets no room of its own without the others'
+    assert sorted(opened[1:]) == [(seed, 8) for seed in range(5)]
+    for trainer in trainers:
+        trainer.detach()
+    serving.close()
+
+
+def test_sessions_of_another_kind_take_the_place_of_those_to_come(store, alone):
+    serving = Serving(store, FOR_FOUR)
+    trainers = [attach(serving, seed) for seed in range(3)]
+    opened = opened_by(serving)
+    other = serving.attach("minibatch", seed=7, **ASKED)
+    assert sorted(opened) == [(0, 3), (1, 3), (2, 3), (7, 1)]
+    assert read(trainers) == alone[0]
+    for trainer in [*trainers, other]:
         trainer.detach()
     serving.close()
 

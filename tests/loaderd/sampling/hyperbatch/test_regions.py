@@ -293,6 +293,20 @@ def test_who_waits_goes_when_its_run_ends() -> None:
     check(first.cache, first.held[0])
 
 
+def test_slots_are_charged_to_members_to_come() -> None:
+    arena, regions = Arena(), StayingRegions(SERVED, SLOT)
+    members = [regions.join(4)]
+    members[0].add([np.array([3, 4])], slots := arena.take(area_slots_of(TYPES, [32], SLOT)))
+    assert regions.num_slots == len(slots)
+    for count in range(1, 6):
+        charged = [member.num_slots for member in members]
+        assert charged == [-(-len(slots) // max(4, count))] * count
+        members.append(regions.join(4 - count % 2))
+    for member in members:
+        arena.give(member.leave())
+    assert regions.num_slots == 0
+
+
 def test_a_region_that_two_add_has_the_entries_of_the_first() -> None:
     arena, regions = Arena(), StayingRegions(SERVED, SLOT)
     members: list[StayingMember] = [regions.join(), regions.join()]

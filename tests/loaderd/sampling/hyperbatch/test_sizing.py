@@ -87,7 +87,7 @@ def choose(stay: list[int], passing: tuple[float, float], room: float = 0.0) -> 
 
 
 def test_entries_go_to_types_by_what_of_their_rows_passes():
-    a, b = share_rows([A, B], SLOT, choose([], (10.0, 90.0)), 60_000, "uint32", NONE)
+    (a, b), _ = share_rows([A, B], SLOT, choose([], (10.0, 90.0)), 60_000, "uint32", NONE)
     assert a.stay_rows == b.stay_rows == 0
     assert 0 < a.entries < b.entries
     assert a.entries * (400 + entry_bytes(4)) + b.entries * (100 + entry_bytes(4)) <= 60_000
@@ -95,17 +95,19 @@ def test_entries_go_to_types_by_what_of_their_rows_passes():
 
 def test_rows_that_stay_come_first():
     first = int(region_rows(A)[0])
-    a, b = share_rows([A, B], SLOT, choose([0], (1.0, 9.0)), first * 400 + 20_000, "uint32", NONE)
+    (a, b), _ = share_rows(
+        [A, B], SLOT, choose([0], (1.0, 9.0)), first * 400 + 20_000, "uint32", NONE
+    )
     assert (a.stay.tolist(), a.stay_rows, b.stay_rows) == ([0], first, 0)
     assert a.entries * (400 + entry_bytes(4)) + b.entries * (100 + entry_bytes(4)) <= 20_000
-    a, b = share_rows([A, B], SLOT, choose([0], (1.0, 9.0)), first * 400 - 1, "uint32", NONE)
+    (a, b), _ = share_rows([A, B], SLOT, choose([0], (1.0, 9.0)), first * 400 - 1, "uint32", NONE)
     assert (a.stay.size, a.stay_rows) == (0, 0)  # it has no room after all
-    a, b = share_rows(
+    (a, b), _ = share_rows(
         [A, B], SLOT, choose([2, 1, 0], (1.0, 9.0)), 2 * first * 400 + 9, "uint32", NONE
     )
     assert (a.stay.tolist(), a.stay_rows) == ([1, 2], 2 * first)  # those that are wanted most
     chosen = choose([2, 1, 0], (1.0, 9.0), 5000.0)
-    a, b = share_rows([A, B], SLOT, chosen, 2 * first * 400 + 4999, "uint32", NONE)
+    (a, b), _ = share_rows([A, B], SLOT, chosen, 2 * first * 400 + 4999, "uint32", NONE)
     assert (a.stay.tolist(), a.stay_rows) == ([2], first)  # rows that pass have room beside them
 
 
@@ -114,21 +116,39 @@ def test_what_stays_for_others_takes_no_room():
     kept = NONE.copy()
     kept[[0, 1]] = True
     chosen = choose([0, 1, 2], (1.0, 9.0))
-    a, _ = share_rows([A, B], SLOT, chosen, first * 400, "uint32", kept)
+    (a, _), _ = share_rows([A, B], SLOT, chosen, first * 400, "uint32", kept)
     assert (a.stay.tolist(), a.stay_rows) == ([2], first)
     kept[:] = True
-    for share in share_rows([A, B], SLOT, chosen, 10**9, "uint32", kept):
+    for share in share_rows([A, B], SLOT, chosen, 10**9, "uint32", kept)[0]:
         assert (share.stay.size, share.entries) == (0, 0)
 
 
 def test_each_of_some_sessions_keeps_its_part():
     first = int(region_rows(A)[0])
     chosen, kept = choose([3, 1, 0, 2], (1.0, 9.0)), NONE.copy()
-    a, _ = share_rows([A, B], SLOT, chosen, 10**6, "uint32", kept, 2)
+    (a, _), _ = share_rows([A, B], SLOT, chosen, 10**6, "uint32", kept, 2)
     assert (a.stay.tolist(), a.stay_rows) == ([1, 3], 2 * first)
     kept[[1, 3]] = True
-    a, _ = share_rows([A, B], SLOT, chosen, 10**6, "uint32", kept, 2)
+    (a, _), _ = share_rows([A, B], SLOT, chosen, 10**6, "uint32", kept, 2)
     assert (a.stay.tolist(), a.stay_rows) == ([0, 2], 2 * first)
+
+
+def test_the_first_of_some_sessions_keeps_all_regions_if_there_is_room():
+    """Each has as much left for rows that pass, and pays for an equal part of the others."""
+    first = int(region_rows(A)[0])
+    room, chosen, kept = 2 * first * 400 + 9_000, choose([3, 1, 0, 2], (1.0, 9.0)), NONE.copy()
+    own = [share_rows([A, B], SLOT, chosen, room, "uint32", kept, 2, 10**6)]
+    assert own[0][0][0].stay.tolist() == [0, 1, 2, 3]
+    kept[[0, 1, 2, 3]] = True
+    own.append(share_rows([A, B], SLOT, chosen, room, "uint32", kept, 2, 10**6))
+    assert own[1][0][0].stay.size == 0
+    assert own[0][1] == own[1][1] == 2 * first * 400
+    entries = [[share.entries for share in shares] for shares, _ in own]
+    assert entries[0] == entries[1]
+    assert 0 < sum(entries[0]) * 100 < 9_000
+    kept[:] = False
+    (a, _), _ = share_rows([A, B], SLOT, chosen, room, "uint32", kept, 2, first * 400)
+    assert a.stay.tolist() == [0, 1, 3]  # those of the other as far as there is room
 
 
 def test_a_session_that_finds_rows_in_memory_adds_others():
@@ -169,9 +189,9 @@ def test_next_to_all_rows_stay_where_there_is_room_for_next_to_all(more):
 
 
 def test_a_type_that_nobody_wanted_yet_has_some_entries():
-    a, _ = share_rows([A, B], SLOT, choose([], (0.0, 90.0)), 100_000, "uint32", NONE)
+    (a, _), _ = share_rows([A, B], SLOT, choose([], (0.0, 90.0)), 100_000, "uint32", NONE)
     assert a.entries > 0
-    whole = share_rows([A, B], SLOT, choose([], (0.0, 90.0)), 10**9, "uint32", NONE)
+    whole, _ = share_rows([A, B], SLOT, choose([], (0.0, 90.0)), 10**9, "uint32", NONE)
     assert [share.entries for share in whole] == [1000, 3000]
 
 
