@@ -154,6 +154,24 @@ def _ask_ahead(nodes, i, num, first, num_nodes, table):
 
 
 @leaf
+def list_passing(nodes, num, first, num_nodes, table, out):
+    """List the nodes whose rows may leave: those of regions that do not stay.
+
+    out   id_dtype (room,)   out: store ids, in order
+
+    Returns how many there are, int64; at the first that has no room, -1.
+    """
+    count = 0
+    for i in range(num):
+        if _transient(nodes, i, num, first, num_nodes, table) >= 0:
+            if count == out.size:
+                return -1
+            out[count] = nodes[i]
+            count += 1
+    return count
+
+
+@leaf
 def find_entries(rows, num, table, out):
     """The entry of each row, ABSENT_ROW if it has none; out: int64 (>= num,)."""
     for i in range(num):

@@ -1,6 +1,6 @@
 """The tables of a row cache for each node type, and the memory that they take."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,6 +26,8 @@ class Needs(NamedTuple):
     batch: int  # its number in the run
     pieces: tuple[NDArray[Any], ...]
     unit: Unit | None = None  # what the batch is
+    # copies ids to where they are kept as long as the batch is; raises AreaFull
+    keep: Callable[[NDArray[Any]], NDArray[Any]] | None = None
 
 
 class CachedArray(NamedTuple):

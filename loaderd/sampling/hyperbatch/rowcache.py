@@ -1,7 +1,7 @@
 """Rows of a session: some regions stay whole, other rows come for a group of batches and leave."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from blockstore.kernels.rowcache import (
     count_new,
     enter_rows,
     list_absent,
+    list_passing,
     note_use,
     remove_rows,
 )
@@ -48,11 +49,13 @@ from loaderd.sampling.hyperbatch.regions import (
     region_shift,
     rows_by_type,
 )
+from loaderd.sampling.hyperbatch.session import AreaFull
 from loaderd.sampling.rows import ServedFiles
 
 log = logging.getLogger(__name__)
 
 _HALVE_EVERY = 8  # groups
+_LISTED = 16  # the most of a batch's nodes that are listed once more: a 16th
 
 
 class _Piece(NamedTuple):
@@ -60,6 +63,11 @@ class _Piece(NamedTuple):
 
     regions: Sequence[int]  # of which all rows are read; or
     rows: NDArray[Any] = np.empty(0, np.uint32)  # these alone
+
+
+class _Passing(NamedTuple):
+    pieces: Sequence[NDArray[Any]]  # of a batch
+    nodes: list[Sequence[NDArray[Any]]]  # for each type: those of them whose rows may leave
 
 
 class RowCache:
@@ -131,12 +139,14 @@ class RowCache:
         self._counts = np.zeros(LEVELS, np.int64)
         self._groups = 0
         self._delivered = False  # whether a group's rows have been brought in
+        self._passing: dict[int, _Passing] = {}  # of each batch that is not brought in yet
         self.rows_read = self.rows_wanted = self.pages_read = self.runs_read = 0
 
     # -- groups -----------------------------------------------------------------------------------
 
     def begin_run(self) -> None:
         """Batches are numbered from 0 again; rows stay."""
+        self._passing.clear()
         for t in self.types:
             t.table.last[:] = -1
             t.table.coming[:] = NEVER
@@ -157,7 +167,7 @@ class RowCache:
         for number, needs in enumerate(batches):
             for t, count in zip(self.types, counts, strict=True):
                 shift = t.table.shift
-                for piece in needs.pieces:
+                for piece in self._passing_of(needs)[t.number]:
                     count_new(piece, piece.size, t.first, t.num_nodes, t.bits, shift, count)
                 if count[t.table.stays == 0].sum() > t.table.node.size:
                     return number
@@ -176,22 +186,20 @@ class RowCache:
         Raises CorruptBlock, OSError, and what `oldest` raises.
         """
         until = group[-1].batch
-        self.rows_wanted += sum(piece.size for _, piece in _pieces(group))
+        self.rows_wanted += sum(piece.size for needs in group for piece in needs.pieces)
         self._fill(group, oldest)
         for t in self.types:
             t.num_listed, t.bits[:] = 0, 0
-            for _, piece in _pieces(group):
+            for _, piece in self._pieces(t, group):
                 t.num_listed = list_absent(
                     piece, piece.size, t.first, t.num_nodes, t.table, until, t.bits, t.listed,
                     t.num_listed,
                 )  # fmt: skip
             t.table.coming[:] = NEVER
-            for needs in reversed(later):
-                for piece in needs.pieces:
-                    note_use(
-                        piece, piece.size, t.first, t.num_nodes, t.table, needs.batch,
-                        t.table.coming,
-                    )  # fmt: skip
+            for needs, piece in self._pieces(t, reversed(later)):
+                note_use(
+                    piece, piece.size, t.first, t.num_nodes, t.table, needs.batch, t.table.coming
+                )
         for t in self.types:
             t.listed[: t.num_listed].sort()
         with self.expected.announced(self.types, later):
@@ -199,10 +207,46 @@ class RowCache:
                 self._bring_type(t, group[0].batch, until, oldest)
         self._delivered = True
         for t in self.types:
-            for needs, piece in _pieces(group):
+            for needs, piece in self._pieces(t, group):
                 note_use(
                     piece, piece.size, t.first, t.num_nodes, t.table, needs.batch, t.table.last
                 )
+        for batch in [batch for batch in self._passing if batch <= until]:
+            del self._passing[batch]
+
+    def _pieces(
+        self, t: CachedType, batches: Iterable[Needs]
+    ) -> Iterator[tuple[Needs, NDArray[Any]]]:
+        for needs in batches:
+            for piece in self._passing_of(needs)[t.number]:
+                yield needs, piece
+
+    def _passing_of(self, needs: Needs) -> list[Sequence[NDArray[Any]]]:
+        """For each type, nodes of a batch that include all whose rows may leave.
+
+        Most rows of a batch stay.  So they are left out once, not at each look at the batch.
+        """
+        known = self._passing.get(needs.batch)
+        if known is None or [*map(id, known.pieces)] != [*map(id, needs.pieces)]:
+            known = _Passing(needs.pieces, [self._without_staying(t, needs) for t in self.types])
+            self._passing[needs.batch] = known
+        return known.nodes
+
+    def _without_staying(self, t: CachedType, needs: Needs) -> Sequence[NDArray[Any]]:
+        """All nodes if there is no room for fewer."""
+        if needs.keep is None or not t.table.stays.any():
+            return needs.pieces
+        kept = list[NDArray[Any]]()
+        for piece in needs.pieces:
+            room = t.listed[: piece.size // _LISTED]
+            count = list_passing(piece, piece.size, t.first, t.num_nodes, t.table, room)
+            if count < 0:
+                return needs.pieces
+            try:
+                kept.append(needs.keep(room[:count]))
+            except AreaFull:
+                return needs.pieces
+        return kept
 
     def _begin_regions(self, t: CachedType, regions: NDArray[np.int64]) -> None:
         """These regions stay for this session, too."""
@@ -400,9 +444,3 @@ class RowCache:
                         nodes, nodes.size, t.first, t.num_nodes, cached, a.area, self._slot_bytes,
                         a.layout.row_bytes, out,
                     )  # fmt: skip
-
-
-def _pieces(group: Sequence[Needs]) -> Iterator[tuple[Needs, NDArray[Any]]]:
-    for needs in group:
-        for piece in needs.pieces:
-            yield needs, piece

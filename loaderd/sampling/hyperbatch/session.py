@@ -437,8 +437,8 @@ class Hyper:
         """Bring in the rows of the first batches that fit together; returns how many."""
         if self.cache is None:
             return 0
-        needs = [Needs(s.batch, s.items, s.unit) for s in todo]
-        count = min(self.cache.count_fitting(needs), self._group_size(run))
+        needs = [Needs(s.batch, s.items, s.unit, s.area.copy) for s in todo]
+        count = self.cache.count_fitting(needs[: self._group_size(run)])
         if count:
             self.cache.bring(needs[:count], needs[count:], lambda known: self._oldest(run, known))
         return count

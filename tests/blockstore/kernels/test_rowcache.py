@@ -67,6 +67,17 @@ def test_new_rows_are_counted_once(batches, first):
 regions_of = st.sets(st.integers(0, 12), max_size=5).map(sorted)
 
 
+@given(rows_of, st.integers(0, 30), regions_of, st.integers(0, 40))
+def test_nodes_whose_rows_may_leave_are_listed_if_there_is_room(batch, first, stay, room):
+    table, out = table_of(100, [], stay=stay), np.zeros(room, np.uint32)
+    count = k.list_passing(u32(batch), len(batch), first, 60, table, out)
+    expected = [n for n in batch if first <= n < first + 60 and (n - first) // 8 not in stay]
+    if len(expected) > room:
+        assert count == -1
+    else:
+        assert out[:count].tolist() == expected
+
+
 @given(rows_of, st.sets(st.integers(0, 99), max_size=8), regions_of)
 def test_absent_rows_are_listed_once_and_others_stay(batch, cached, stay):
     node = sorted(cached) + [int(EMPTY)] * (8 - len(cached))

@@ -17,6 +17,7 @@ from blockstore.kernels.rowcache import FREE, find_entries
 from blockstore.kernels.rows import NO_ROW
 from loaderd.memory.ledger import ServedRows
 from loaderd.monitoring.devicecost import DeviceCost
+from loaderd.sampling.hyperbatch import rowcache
 from loaderd.sampling.hyperbatch.entries import Needs, table_bytes
 from loaderd.sampling.hyperbatch.regions import (
     CacheShare,
@@ -27,6 +28,7 @@ from loaderd.sampling.hyperbatch.regions import (
     rows_by_type,
 )
 from loaderd.sampling.hyperbatch.rowcache import RowCache
+from loaderd.sampling.hyperbatch.session import AreaFull
 from loaderd.sampling.rows import ServedFiles
 
 SLOT, BLOCK, NODES, WIDTHS = 4096, 4096, 120, (1500, 24)
@@ -137,11 +139,20 @@ def needs_of(batch: int, nodes: Any) -> Needs:
 BATCHES = st.lists(st.sets(st.integers(5, 20 + NODES), max_size=9), min_size=1, max_size=4)
 
 
+def no_room(_ids: Any) -> Any:
+    raise AreaFull
+
+
 class Model(RuleBasedStateMachine):
     """Batches are brought in group by group, released in any order, and fail now and then."""
 
-    @initialize(entries=st.integers(9, 20), stay=st.sets(st.integers(0, 7), max_size=4))
-    def open(self, entries, stay):
+    @initialize(
+        entries=st.integers(9, 20), stay=st.sets(st.integers(0, 7), max_size=4),
+        listed=st.sampled_from([1, 2, rowcache._LISTED]),
+    )  # fmt: skip
+    def open(self, entries, stay, listed):
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(rowcache, "_LISTED", listed)  # a batch has few nodes here
         self.reader = Reader()
         self.cache = make_cache(entries, self.reader, stay)
         self.entries, self.stay = entries, stay
@@ -149,15 +160,19 @@ class Model(RuleBasedStateMachine):
         self.held: dict[int, Needs] = {}  # batches with the client
         self.begin_run()
 
+    def teardown(self):
+        if hasattr(self, "patch"):
+            self.patch.undo()
+
     @rule()
     def begin_run(self):
         self.cache.begin_run()
         self.queue, self.held, self.next, self.oldest = [], {}, 0, 0
 
-    @rule(batches=BATCHES)
-    def sampled(self, batches):
+    @rule(batches=BATCHES, keep=st.sampled_from([np.copy, np.copy, no_room, None]))
+    def sampled(self, batches, keep):
         for nodes in batches:
-            self.queue.append(needs_of(self.next, nodes))
+            self.queue.append(needs_of(self.next, nodes)._replace(keep=keep))
             self.next += 1
 
     @rule(fails=st.sampled_from([-1, -1, -1, 0, 1, 3]))
@@ -240,6 +255,29 @@ def test_rows_that_could_not_be_read_are_read_again(fails):
     reader.fail_after = -1
     cache.bring([needs], [], lambda known: known + 1)
     check(cache, needs)
+
+
+def test_nodes_whose_rows_stay_are_left_out_once(monkeypatch):
+    """Not those of few nodes, and not where there is no room for the others."""
+    looked, kernel = list[int](), rowcache.count_new
+
+    def note(nodes: Any, size: int, *others: Any) -> None:
+        looked.append(size)
+        kernel(nodes, size, *others)
+
+    monkeypatch.setattr(rowcache, "count_new", note)
+    cache = make_cache(12, Reader(), range(6))  # of NODES rows in regions of 16
+    few = [needs_of(i, range(12 + i, 110, 2))._replace(keep=np.copy) for i in range(2)]
+    assert cache.count_fitting(few) == 2
+    assert sum(looked) == sum(piece.size for needs in few for piece in needs.pieces)
+    monkeypatch.setattr(rowcache, "_LISTED", 1)
+    for keep, expected in ((np.copy, 2), (no_room, 50)):
+        looked.clear()
+        needs = needs_of(2, [*range(10, 106, 2), 110, 111])._replace(keep=keep)
+        for _ in range(2):
+            assert cache.count_fitting([needs]) == 1
+        assert sum(looked) == 2 * expected
+        cache.begin_run()
 
 
 def test_rows_that_stay_are_not_read_again():
