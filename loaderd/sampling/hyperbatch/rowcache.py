@@ -186,6 +186,8 @@ class RowCache:
         Raises CorruptBlock, OSError, and what `oldest` raises.
         """
         until = group[-1].batch
+        for needs in (*group, *later):  # before `listed` has the group's rows
+            self._passing_of(needs)
         self.rows_wanted += sum(piece.size for needs in group for piece in needs.pieces)
         self._fill(group, oldest)
         for t in self.types:
@@ -233,7 +235,7 @@ class RowCache:
         return known.nodes
 
     def _without_staying(self, t: CachedType, needs: Needs) -> Sequence[NDArray[Any]]:
-        """All nodes if there is no room for fewer."""
+        """All nodes if there is no room for fewer.  Uses the first part of `listed` meanwhile."""
         if needs.keep is None or not t.table.stays.any():
             return needs.pieces
         kept = list[NDArray[Any]]()

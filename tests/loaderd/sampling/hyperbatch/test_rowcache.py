@@ -175,15 +175,15 @@ class Model(RuleBasedStateMachine):
             self.queue.append(needs_of(self.next, nodes)._replace(keep=keep))
             self.next += 1
 
-    @rule(fails=st.sampled_from([-1, -1, -1, 0, 1, 3]))
-    def bring(self, fails):
+    @rule(fails=st.sampled_from([-1, -1, -1, 0, 1, 3]), size=st.integers(1, 4))
+    def bring(self, fails, size):
         """Whatever fits together; room comes as batches are released, the oldest first."""
         if not self.queue:
             return
-        count = self.cache.count_fitting(self.queue)
+        count = self.cache.count_fitting(self.queue[:size])
         wanted: set[int] = set()
         expected = 0
-        for needs in self.queue:
+        for needs in self.queue[:size]:
             rows = np.concatenate(needs.pieces).astype(int) - 10
             wanted |= {r for r in rows.tolist() if 0 <= r < NODES and r // 16 not in self.stay}
             if len(wanted) > self.entries:
@@ -278,6 +278,16 @@ def test_nodes_whose_rows_stay_are_left_out_once(monkeypatch):
             assert cache.count_fitting([needs]) == 1
         assert sum(looked) == 2 * expected
         cache.begin_run()
+
+
+def test_batches_that_follow_a_group_do_not_change_what_is_read_for_it(monkeypatch):
+    monkeypatch.setattr(rowcache, "_LISTED", 1)
+    cache = make_cache(12, Reader(), [7])
+    needs = [needs_of(i, range(10 + 20 * i, 20 + 20 * i))._replace(keep=np.copy) for i in range(3)]
+    for i, group in enumerate(needs):
+        assert cache.count_fitting([group]) == 1
+        cache.bring([group], needs[i + 1 :], lambda known: known + 1)
+        check(cache, group)
 
 
 def test_rows_that_stay_are_not_read_again():
