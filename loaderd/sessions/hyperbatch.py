@@ -223,7 +223,7 @@ class HyperbatchSession(SampledSession):
     def _end_threads(self) -> None:
         self._hyper.close()
         if isinstance(self._cache, RowCache):
-            self._cache.expected.forget()
+            self._cache.end()
 
     def _own_counters(self) -> dict[str, int]:
         rows = self._cache

@@ -148,7 +148,7 @@ class StreamOpener:
                 and stream not in tried
             }
             kinds = {stream: self._registry.streams[stream].order.kind for stream in held}
-            crowd = {stream for stream in held if stream.share.alike > alike[kinds[stream]]}
+            crowd = {stream for stream in held if stream.share.alike > alike.get(kinds[stream], 1)}
             large = {s: slots for s, slots in held.items() if slots > share or s in crowd}
             pooled = sum(engine.broker.pooled() for engine in self._stores.all())
             # how much rows take that are kept for more is not known here
@@ -160,7 +160,7 @@ class StreamOpener:
 
         def end(stream: Stream) -> None:
             if (one := self._end(stream)) is not None:
-                order = one.order._replace(alike=alike[one.order.kind])
+                order = one.order._replace(alike=alike.get(one.order.kind, 1))
                 ended.append(one._replace(order=order))
 
         # the last session that shares rows gives them back: all streams end before others are
@@ -177,11 +177,16 @@ class StreamOpener:
         """Fair shares for each kind of streams: those open, those to be, and one for `order`.
 
         The number of all shares is a power of two.  The streams of a kind get one, too, if there
-        are enough: they keep rows for those to come, which then take little more.
+        are enough: they keep rows for those to come, which then take little more.  Streams that
+        have all in memory anyway keep none, and count as a kind of their own.
         """
         with self._registry.lock:
-            groups = [*self._registry.streams.values(), *self._registry.without_stream(key)]
-            counts = Counter([order.kind, *(group.order.kind for group in groups)])
+            counts = Counter([order.kind])
+            for group in self._registry.without_stream(key):
+                counts[group.order.kind] += 1
+            for stream, group in self._registry.streams.items():
+                kind = group.order.kind
+                counts[("all in memory", kind) if stream.session.holds_all else kind] += 1
         rounded = {kind: _round_up(count) for kind, count in counts.items()}
         return rounded if sum(rounded.values()) <= _round_up(counts.total()) else counts
 

@@ -65,7 +65,7 @@ class _Piece(NamedTuple):
     rows: NDArray[Any] = np.empty(0, np.uint32)  # these alone
 
 
-class _Passing(NamedTuple):
+class _BatchNodes(NamedTuple):
     pieces: Sequence[NDArray[Any]]  # of a batch
     nodes: list[Sequence[NDArray[Any]]]  # for each type: those of them whose rows may leave
 
@@ -139,7 +139,7 @@ class RowCache:
         self._counts = np.zeros(LEVELS, np.int64)
         self._groups = 0
         self._delivered = False  # whether a group's rows have been brought in
-        self._passing: dict[int, _Passing] = {}  # of each batch that is not brought in yet
+        self._passing: dict[int, _BatchNodes] = {}  # of each batch that is not brought in yet
         self.rows_read = self.rows_wanted = self.pages_read = self.runs_read = 0
 
     # -- groups -----------------------------------------------------------------------------------
@@ -150,6 +150,11 @@ class RowCache:
         for t in self.types:
             t.table.last[:] = -1
             t.table.coming[:] = NEVER
+
+    def end(self) -> None:
+        """No batch is brought in any more; a thread that has read for one may keep the cache."""
+        self.expected.forget()
+        self._passing.clear()
 
     def age(self) -> None:
         """A group begins: every few groups, counts of uses are halved."""
@@ -230,7 +235,7 @@ class RowCache:
         """
         known = self._passing.get(needs.batch)
         if known is None or [*map(id, known.pieces)] != [*map(id, needs.pieces)]:
-            known = _Passing(needs.pieces, [self._without_staying(t, needs) for t in self.types])
+            known = _BatchNodes(needs.pieces, [self._without_staying(t, needs) for t in self.types])
             self._passing[needs.batch] = known
         return known.nodes
 
