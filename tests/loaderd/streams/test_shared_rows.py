@@ -65,6 +65,19 @@ def staying(serving: Serving) -> list[int]:
     return [one.counters()["hyper_stay_rows"] for one in serving.engine.status()[1]]
 
 
+def opened_by(serving: Serving) -> list[tuple[int, int]]:
+    """Seed and shares of each stream, as they are opened from now on."""
+    opener, opened = serving.service._opener, list[tuple[int, int]]()
+    take = opener._take
+
+    def note(key: StreamKey, order: StreamRequest, share: int) -> Stream:
+        opened.append((order.request.seed, order.alike))
+        return take(key, order, share)
+
+    opener._take = note
+    return opened
+
+
 def test_two_seeds_read_what_stays_once(store, alone):
     batches, rows = alone
     serving = Serving(store, MEM)
@@ -132,9 +145,9 @@ def test_who_keeps_a_batch_does_not_hold_up_those_who_do_not(store, monkeypatch)
 def test_who_starts_while_its_stream_is_replaced_reads_the_one_in_its_place(store, alone):
     """Not a further one, for which those that are open already leave too little."""
     serving = Serving(store, MEM)
-    opener, opened = serving.service._opener, list[tuple[int, int]]()
+    opener = serving.service._opener
     trainers = [attach(serving, seed) for seed in range(2)]
-    end, take = opener._end, opener._take
+    end = opener._end
 
     def start_then(stream: Stream) -> Any:
         ended = end(stream)
@@ -142,11 +155,7 @@ def test_who_starts_while_its_stream_is_replaced_reads_the_one_in_its_place(stor
         next(t for t in trainers if t.session == number).start()
         return ended
 
-    def note(key: StreamKey, order: StreamRequest, share: int) -> Stream:
-        opened.append((order.request.seed, order.alike))
-        return take(key, order, share)
-
-    opener._end, opener._take = start_then, note
+    opener._end, opened = start_then, opened_by(serving)
     trainers.append(attach(serving, 2))
     opener._end = end
     trainers[2].start()
@@ -157,19 +166,6 @@ def test_who_starts_while_its_stream_is_replaced_reads_the_one_in_its_place(stor
     for trainer in trainers:
         trainer.detach()
     serving.close()
-
-
-def opened_by(serving: Serving) -> list[tuple[int, int]]:
-    """Seed and shares of each stream, as they are opened from now on."""
-    opener, opened = serving.service._opener, list[tuple[int, int]]()
-    take = opener._take
-
-    def note(key: StreamKey, order: StreamRequest, share: int) -> Stream:
-        opened.append((order.request.seed, order.alike))
-        return take(key, order, share)
-
-    opener._take = note
-    return opened
 
 
 def test_rows_are_kept_for_sessions_that_are_to_come(store, alone):
@@ -207,14 +203,7 @@ def test_a_session_whose_stream_has_ended_counts_among_those_that_share(store, a
     serving = Serving(store, MEM)
     opener, registry = serving.service._opener, serving.service._registry
     trainers = [attach(serving, seed) for seed in range(2)]
-    half, opened = registry.fair_share(), list[int]()
-    take = opener._take
-
-    def note(key: StreamKey, order: StreamRequest, share: int) -> Stream:
-        opened.append(order.alike)
-        return take(key, order, share)
-
-    opener._take = note
+    half, opened = registry.fair_share(), opened_by(serving)
     with opener.opening:  # as if another session were being opened
         with registry.lock:
             cursor, group = registry.sessions[trainers[0].session]
@@ -225,7 +214,7 @@ def test_a_session_whose_stream_has_ended_counts_among_those_that_share(store, a
         trainers[1].start()  # its own is no smaller than it should be
         assert trainers[1].consume(0) == alone[0][1][0]
     assert trainers[0].consume(0) == alone[0][0][0]
-    assert opened == [2]
+    assert opened == [(0, 2)]
     for trainer in trainers:
         trainer.detach()
     serving.close()
