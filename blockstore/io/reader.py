@@ -19,7 +19,7 @@ from blockstore.io.elsewhere import Arrived, Elsewhere, RemoteRows
 from blockstore.io.files import open_to_read, probe_direct
 from blockstore.io.places import Place, bytes_of, page_numbers, pieces_of, place_arrived, places_of
 from blockstore.io.reading import Reading, Request
-from blockstore.io.ring import DEPTH, MAX_PIECES
+from blockstore.io.ring import MAX_PIECES
 from blockstore.io.threads import CallingThreads, ReadThreads, Task
 from blockstore.kernels.reads import PAGE, PAGES, PLACE, SHARD, ReadQueue, cut_tasks, read_pieces
 from blockstore.store import BlockedFile, read_verified
@@ -175,7 +175,7 @@ class BlockReader(Closing):
         runs[:, PAGES] = geometry.pages_per_block
         asked = _Placing(file, runs, slots * self._slot_bytes, are_blocks=True)
         task = partial(self._place_pages, asked)
-        self._ask(file, runs, MAX_PIECES, MERGE_BYTES // PAGE_BYTES, task).wait()
+        self._ask(file, runs, MERGE_BYTES // PAGE_BYTES, task).wait()
 
     def stream(
         self,
@@ -199,7 +199,7 @@ class BlockReader(Closing):
         Returns at once; errors come at `Reading.wait`: StoreError, OSError.
         """
         task = partial(self._pass_pages, _Passing(file, runs, transit, consume, parts, rows))
-        return self._ask(file, runs, DEPTH, min(_TASK_PAGES, transit.pages), task, urgent)
+        return self._ask(file, runs, min(_TASK_PAGES, transit.pages), task, urgent)
 
     def fetch(self, file: int, runs: NDArray[np.int64], places: NDArray[np.int64]) -> Reading:
         """Bring runs of pages straight to where they stay.
@@ -210,19 +210,21 @@ class BlockReader(Closing):
         Returns at once; errors come at `Reading.wait`: CorruptBlock, OSError.
         """
         task = partial(self._place_pages, _Placing(file, runs, places, are_blocks=False))
-        return self._ask(file, runs, DEPTH, _TASK_PAGES, task)
+        return self._ask(file, runs, _TASK_PAGES, task)
 
     def _ask(
         self,
         file: int,
         runs: NDArray[np.int64],
-        maximum: int,
         max_pages: int,
         task: Callable[[int, int, ReadQueue], None],
         urgent: bool = False,
     ) -> Reading:
-        """Have runs read, at most `maximum` at a time, with all threads at work."""
-        maximum = min(maximum, -(-len(runs) // self._threads.count))
+        """Have runs read, at most `max_pages` in a task, with all threads at work.
+
+        A task has more runs than a thread has reads in flight: at its end fewer and fewer are.
+        """
+        maximum = min(MAX_PIECES, -(-len(runs) // self._threads.count))
         first = np.empty(len(runs) + 1, np.int64)
         tasks = int(cut_tasks(runs, maximum, max_pages, first))
         if not tasks:

@@ -200,9 +200,10 @@ class SlotBroker:
             found = self._rows.num_owned + more
         return min(found, self._left(found))
 
-    def graph_slots(self) -> int:
+    def pooled_rows(self) -> int:
+        """Slots that the row pool has at present."""
         with self._changed:
-            return self._graph.num_owned
+            return self._rows.num_owned
 
     def take_run(self, count: int, wait_s: float = WAIT_S, low: bool = False) -> int:
         """Take `count` adjacent slots; returns the first.

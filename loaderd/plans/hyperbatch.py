@@ -98,6 +98,7 @@ class RowMemory(NamedTuple):
     best: Callable[[NDArray[Any], NDArray[Any]], int]  # best(pages, runs): index of the best way
     spare: float  # room for rows that pass, as a multiple of those that a hyperbatch wants
     begun: tuple[float, float] = (0.0, 0.0)  # pages, runs that a hyperbatch of any size reads
+    idle_runs: int = 0  # that could be read while the disk idles between two hyperbatches
     alike: int = 1  # sessions with as much memory that share the regions that stay
 
 
@@ -239,6 +240,8 @@ def _shares(
     fits = (stays + passes)[:, :useful] <= room
     read, fill = (curve.reads(wanted, memory.gap_pages) for wanted in (lacks, again))
     fill[..., 0] += stays / PAGE_BYTES
+    # a hyperbatch that reads nothing does not wait for the disk
+    read[..., 1] += np.minimum(read[..., 1], memory.idle_runs)
     reads = (read + memory.begun) / size + fill / num_steps
     rounded, found = _rounded(reads), list[_Cut]()
     for i in range(past.size):

@@ -66,6 +66,11 @@ class Addressed(NamedTuple):
     missing_rows: tuple[int, ...]  # per array
 
 
+def nothing_missing(served: Sequence[ServedRows]) -> Addressed:
+    """The `Addressed` of a batch whose rows are all in the session's own memory."""
+    return Addressed(Pins((), ()), 0, (0,) * len(served))
+
+
 class RowAssembler:
     """Addresses rows; brings those that cannot stay through transit slots into row areas."""
 

@@ -124,6 +124,12 @@ class EngineSession(Protocol):
     def holds_all(self) -> bool:
         """Whether all that it reads is in memory, whatever share of the arena it has."""
 
+    def crowded(self, more: int) -> bool:
+        """Whether it was opened with all rows in the row pool, and these have no room any more.
+
+        more   slots that are to be taken from the pool
+        """
+
     def widen(self, batches: int) -> None:
         """Allow more batches in flight, for a shared session, if there are slots for them."""
 
@@ -135,6 +141,7 @@ class SessionRequest(NamedTuple):
     request: Attach
     frame: NDArray[np.int64] | None  # ids and times of seeds, if the request names no split
     alike: int = 1  # sessions that keep rows for one another: this one, others, and those to come
+    crowded: bool = False  # the row pool has no room for all rows beside it and others
 
 
 class Kind(NamedTuple):
@@ -150,6 +157,8 @@ class Kind(NamedTuple):
     check: Callable[[Manifest, Attach, EngineSettings, Budget, int], None] = lambda *_: None
     # `widen` gives it more batches in flight, and less memory does not make it read all again
     resizable: bool = True
+    # its sessions can do without the row pool
+    poolless: bool = False
     # one session can serve every rank of a job: its rank is `EVERY_RANK`, its steps are positions
     every_rank: bool = False
 

@@ -173,17 +173,23 @@ class Engine(Closing):
         return map_digest(self.store, request)
 
     def open(
-        self, request: Attach, seeds: NDArray[np.int64] | None, epoch: int = 0, alike: int = 1
+        self,
+        request: Attach,
+        seeds: NDArray[np.int64] | None,
+        epoch: int = 0,
+        alike: int = 1,
+        crowded: bool = False,
     ) -> EngineSession:
         """Open a session for one consumer; reads the seeds' store ids from disk.
 
-        epoch   that it is to serve; some sessions do not serve every epoch
-        alike   sessions that keep rows for one another, this one included, and those to come
+        epoch     that it is to serve; some sessions do not serve every epoch
+        alike     sessions that keep rows for one another, this one included, and those to come
+        crowded   the row pool has no room for all rows beside it and others
 
         Raises Refused, StoreError, ShuttingDown.
         """
         self.wait_ended(WAIT_S)  # for what ending sessions still hold
-        opening = SessionRequest(next(self._numbers), request, seeds, alike)
+        opening = SessionRequest(next(self._numbers), request, seeds, alike, crowded)
         kind = find_kind(request.plan)
         session: EngineSession | None = open_packed(self.resources, opening, epoch)
         if session is None:

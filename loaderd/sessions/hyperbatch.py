@@ -37,12 +37,13 @@ from loaderd.sampling.hyperbatch.session import (
 )
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces
 from loaderd.sampling.hyperbatch.sizing import HyperSizing, SamplingSlots
+from loaderd.sampling.rows import nothing_missing
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, Kind, SessionRequest, StoreResources
 from loaderd.sessions.build import BatchInProgress, BatchSpec, Placement
 from loaderd.sessions.lookahead import LookAhead, SessionDraft, block_sampler, row_cost
 from loaderd.sessions.resolve import make_plan
-from loaderd.sessions.sampled import SampledSession, nothing_missing, open_session
+from loaderd.sessions.sampled import SampledSession, open_session
 from loaderd.sessions.sizing import (
     BatchMemory,
     ResolvedRequest,
@@ -75,7 +76,7 @@ class _EarlyBatch(BatchInProgress):
 class HyperbatchSession(SampledSession):
     """Batches that two threads of the session sample and bring in ahead of their turn."""
 
-    _has_threads = True
+    _has_threads, _from_pool = True, False
 
     def __init__(
         self,
@@ -273,7 +274,7 @@ def open_hyperbatches(resources: StoreResources, opening: SessionRequest) -> Sam
         )
     )
     auto = asked.request.plan != HyperbatchPlan.name
-    if auto and sized.fits:
+    if auto and sized.fits and not opening.crowded:
         return open_session(resources, number, plain)
     with explained_shortage(resources, sized.need.minimum), resources.allocation() as allocation:
         draft = draft_session(resources, asked, sized, allocation)._replace(
@@ -339,13 +340,15 @@ def size_session(resources: StoreResources, asked: ResolvedRequest, staying: int
     staying   slots of rows that stay for it, too
     """
     budget, broker = resources.budget, resources.broker
-    need, sizes, available = fit(resources, asked, staying=staying)
+    need, sizes, available, pooled = fit(resources, asked, staying=staying)
     plain = size_minibatches(
-        need, available, budget.row_blocks, resources.settings, asked.window(resources.settings)
+        need, available, pooled, budget.row_blocks, resources.settings,
+        asked.window(resources.settings),
+    )  # fmt: skip
+    fits = (
+        budget.graph_blocks <= broker.graph_preferred
+        and pooled - plain.slots(need) >= budget.row_blocks
     )
-    spare = broker.graph_slots() - budget.graph_min
-    blocks = max(0, broker.pooled() - spare - plain.slots(need))
-    fits = budget.graph_blocks <= broker.graph_preferred and blocks >= budget.row_blocks
     return _HyperSize(need, sizes, available + staying, fits)
 
 
@@ -410,13 +413,16 @@ def _fall_back(
     assert draft.workspaces.all_home
     need, allocation = draft.need, draft.allocation
     allocation.free(keep=need.seeds)
+    broker = resources.broker
     sizing = size_minibatches(
-        need, resources.broker.free() + need.seeds, resources.budget.row_blocks,
-        resources.settings, draft.sizing.window,
+        need, broker.free() + need.seeds, broker.pooled_rows() + need.seeds,
+        resources.budget.row_blocks, resources.settings, draft.sizing.window,
     )  # fmt: skip
     memory = take_memory(resources, allocation, plain.plan, draft.sizes, sizing)
     spec = draft.spec._replace(plan=plain.plan)
     return SampledSession(resources, number, spec, plain.served, memory)
 
 
-HYPERBATCH = Kind(resolve_sampled, min_slots, open_hyperbatches, check_possible, every_rank=True)
+HYPERBATCH = Kind(
+    resolve_sampled, min_slots, open_hyperbatches, check_possible, poolless=True, every_rank=True
+)

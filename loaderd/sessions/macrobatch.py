@@ -21,12 +21,12 @@ from loaderd.sampling.macrobatch.files import MacroFiles
 from loaderd.sampling.macrobatch.graph import MacroGraph, MacroShared, carve_macro
 from loaderd.sampling.macrobatch.loader import Key, MacroLoader, MacroMemory, Span
 from loaderd.sampling.macrobatch.sizing import MacroSizing, size_macrobatches
-from loaderd.sampling.rows import Addressed
+from loaderd.sampling.rows import Addressed, nothing_missing
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, Kind, SessionRequest, StoreResources
 from loaderd.sessions.build import BatchInProgress, BatchSpec, sample_from
 from loaderd.sessions.resolve import seed_type
-from loaderd.sessions.sampled import SampledSession, nothing_missing
+from loaderd.sessions.sampled import SampledSession
 from loaderd.sessions.sizing import (
     SMALLER,
     BatchMemory,
@@ -59,7 +59,7 @@ class Partitions(NamedTuple):
 class MacrobatchSession(SampledSession):
     """Batches that are sampled inside the macro-batches that a thread of the session reads."""
 
-    _has_threads = True
+    _has_threads, _from_pool = True, False
 
     def __init__(
         self,
@@ -268,7 +268,8 @@ def _size(resources: StoreResources, asked: ResolvedRequest, files: MacroFiles) 
     row_blocks = sum(
         row_geometry(r.array, block_bytes).num_blocks for r in _rows_of(asked.served, EdgeItems)
     )
-    sizing = size_minibatches(need, available, row_blocks, settings, asked.window(settings))
+    window = asked.window(settings)
+    sizing = size_minibatches(need, available, available, row_blocks, settings, window)
     return _MacroSize(need, sizes, sizing, macro)
 
 

@@ -138,6 +138,10 @@ class PropagatedSession:
     def holds_all(self) -> bool:
         return self._memory.sizing.held
 
+    def crowded(self, more: int) -> bool:
+        del more
+        return False
+
     def widen(self, batches: int) -> None:
         """Each batch in flight has its buffer from the start."""
 

@@ -23,7 +23,7 @@ from loaderd.memory.workspace import Workspace, clear_workspace
 from loaderd.plans.base import Unit, Wanted
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.failures import error_text, failure
-from loaderd.sampling.rows import Addressed, Pins
+from loaderd.sampling.rows import Addressed
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import (
     Consumer,
@@ -60,6 +60,7 @@ class SampledSession:
     """Methods that begin with an underscore are called under its lock, or by a worker."""
 
     holds_all = False
+    _from_pool = True  # its rows come from the row pool
     _has_threads = False  # threads of its own
     _consumer: Consumer | None = None  # before the first start
 
@@ -81,6 +82,7 @@ class SampledSession:
         sizes = RowSizes(tuple(slot_bytes // r.array.row_bytes for r in served), slot_bytes)
         self._state = SessionState(memory.window, memory.quota, sizes)
         self._lock = resources.lock
+        self._rows_stayed = self._rows_stay()
         self._newest = Wanted(-1, 0, 0)  # batch that the consumer has asked for
         self._closed = self._freed = False
         self._over = concurrency.Event()  # its threads have ended
@@ -224,6 +226,13 @@ class SampledSession:
     def depth(self) -> int:
         with self._lock:
             return self._state.depth
+
+    def crowded(self, more: int) -> bool:
+        return self._from_pool and self._rows_stayed and not self._rows_stay(more)
+
+    def _rows_stay(self, more: int = 0) -> bool:
+        """Whether the row pool has room for all rows, and for `more`."""
+        return self._resources.broker.pooled_rows() - more >= self._resources.budget.row_blocks
 
     def widen(self, batches: int) -> None:
         """Allow so many more batches in flight, each with its slots; fewer if few are free."""
@@ -442,11 +451,6 @@ def _owners_text(spec: BatchSpec) -> str:
     return f", owner map {spec.owners.name} ({spec.owners.owner.nbytes:,} B)"
 
 
-def nothing_missing(served: list[ServedRows]) -> Addressed:
-    """The `Addressed` of a batch whose rows are all in the session's own memory."""
-    return Addressed(Pins((), ()), 0, (0,) * len(served))
-
-
 def _row_spec(rows: ServedRows) -> RowArraySpec:
     """The description of a row array that the client gets."""
     array, of_edges = rows.array, isinstance(rows.node_type, EdgeItems)
@@ -477,8 +481,9 @@ def open_session(
     """
     budget, settings = resources.budget, resources.settings
     beside = -(-8 * asked.plan.resolved.num_seeds // budget.slot_bytes) if ordered else 0
-    need, sizes, available = fit(resources, asked, beside, less)
-    cut = size_minibatches(need, available, budget.row_blocks, settings, asked.window(settings))
+    need, sizes, available, pooled = fit(resources, asked, beside, less)
+    window = asked.window(settings)
+    cut = size_minibatches(need, available, pooled, budget.row_blocks, settings, window)
     with explained_shortage(resources, need.minimum + beside), resources.allocation() as allocation:
         spec, sample = take_seeds(resources, allocation, asked, need, sizes), None
         order = allocation.run(beside).view(np.int64)

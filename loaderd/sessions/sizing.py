@@ -89,6 +89,15 @@ class SessionSizing(NamedTuple):
         return self.workers * (need.workspace + self.transit) + need.seeds + self.quota
 
 
+class Room(NamedTuple):
+    """What a session needs, and the slots that it may take."""
+
+    need: SessionNeed
+    sizes: Sizes
+    available: int  # to the session
+    pooled: int  # of the row pool, which all sessions share
+
+
 class BatchMemory(NamedTuple):
     """Memory that batches of a session are built in."""
 
@@ -292,8 +301,8 @@ def fit(
     beside: int = 0,
     less: str = SMALLER,
     staying: int = 0,
-) -> tuple[SessionNeed, Sizes, int]:
-    """What a session takes, and the slots that are available for it.
+) -> Room:
+    """What a session takes, and the room for it.
 
     beside    slots that it takes for more than batches and seeds
     less      what would need fewer, if there are too few
@@ -304,19 +313,31 @@ def fit(
     needs, available = needs_of(resources, asked), resources.broker.available()
     check_room(resources, minimum_of(needs) + beside, available, less)
     need, sizes, left = choose_need(resources, asked, needs, available - beside + staying)
-    return need, sizes, left - staying
+    taken = available + staying - left
+    return Room(need, sizes, left - staying, resources.broker.pooled_rows() - taken)
 
 
 def size_minibatches(
-    need: SessionNeed, available: int, row_blocks: int, settings: EngineSettings, window: int
+    need: SessionNeed,
+    available: int,
+    pooled: int,
+    row_blocks: int,
+    settings: EngineSettings,
+    window: int,
 ) -> SessionSizing:
-    """Share `available` slots between a session and the row pool.  `need.minimum` fits."""
+    """Share `available` slots between a session and the row pool.  `need.minimum` fits.
+
+    pooled       slots of the row pool: sessions share it, so it may have room for all rows where
+                 one session's share has not
+    row_blocks   of all rows
+    """
     batch = need.structure + need.addresses
     room = available - need.seeds - need.min_quota
     workers = max(1, min(settings.workers, room // 2 // (need.workspace + 2)))
+    whole = SessionSizing(workers, 2, need.min_quota + (window - 1) * batch, window)
+    if whole.slots(need) <= min(available, pooled - row_blocks):
+        return whole  # all rows stay: nothing passes through
     room -= workers * (need.workspace + 2)
-    if room >= row_blocks + (window - 1) * batch:  # all rows stay: nothing passes through
-        return SessionSizing(workers, 2, need.min_quota + (window - 1) * batch, window)
     transit = 2 + max(0, min(MAX_TRANSIT - 2, room // 4 // workers))
     room -= workers * (transit - 2)
     wanted = window * (batch + need.area) - need.min_quota

@@ -83,27 +83,32 @@ class StreamOpener:
         """
         share, alike = self._registry.fair_share(key), self._divide(key, order)
         broker, unreleased = order.engine.broker, set[Stream]()
-        order = order._replace(alike=alike[order.kind])
+        short = self._short(order)
+        order = order._replace(alike=alike[order.kind], crowded=bool(short))
         self._stores.gather(order.engine, share, self._registry.is_busy)
-        if shrink and share and broker.row_slots() < share:  # what is the graph's stays so
-            unreleased = self._share_out(order, share, alike)
+        # what is the graph's stays so
+        if shrink and share and (short or broker.row_slots() < share):
+            unreleased = self._share_out(order, share, alike, short)
             self._stores.gather(order.engine, share, self._registry.is_busy)
         # a share may be less than the session's minimum: then try with all that is available
         try:
-            return self._take(key, order, share)
+            stream = self._take(key, order, share)
         except Refused:
             if share == 0:
                 raise
-        if shrink:
-            self._share_out(order, share, alike, True, unreleased)
-        self._stores.gather(order.engine, self._arena.num_slots, self._registry.is_busy)
-        return self._take(key, order, 0)  # it may need more than its share
+            if shrink:
+                self._share_out(order, share, alike, every=True, tried=unreleased)
+            self._stores.gather(order.engine, self._arena.num_slots, self._registry.is_busy)
+            stream = self._take(key, order, 0)  # it may need more than its share
+        if shrink and (short := self._short()):
+            self._share_out(order, share, alike, short, tried=unreleased)
+        return stream
 
     def _take(self, key: StreamKey, order: StreamRequest, share: int) -> Stream:
         engine = order.engine
         limit = engine.broker.at_most(share, of_session=True) if share else contextlib.nullcontext()
         with limit:
-            session = engine.open(order.request, order.ids, order.epoch, order.alike)
+            session = engine.open(order.request, order.ids, order.epoch, order.alike, order.crowded)
         attached = session.describe(0)
         if attached.owners != key.owners:
             engine.close_session(session)
@@ -125,12 +130,14 @@ class StreamOpener:
         order: StreamRequest,
         share: int,
         alike: Mapping[Hashable, int],
+        short: Container[Stream] = (),
         every: bool = False,
         tried: Container[Stream] = (),
     ) -> set[Stream]:
         """Replace streams by smaller ones that have more than `share` slots, or keep rows for more.
 
         alike     of each kind, as of `_divide`
+        short     streams that are replaced, too
         every     also those that would have to read everything again
         tried     streams whose cursors did not release in time before
 
@@ -148,7 +155,11 @@ class StreamOpener:
                 and stream not in tried
             }
             kinds = {stream: self._registry.streams[stream].order.kind for stream in held}
-            crowd = {stream for stream in held if stream.share.alike > alike.get(kinds[stream], 1)}
+            crowd = {
+                stream
+                for stream in held
+                if stream.share.alike > alike.get(kinds[stream], 1) or stream in short
+            }
             large = {s: slots for s, slots in held.items() if slots > share or s in crowd}
             pooled = sum(engine.broker.pooled() for engine in self._stores.all())
             # how much rows take that are kept for more is not known here
@@ -160,7 +171,7 @@ class StreamOpener:
 
         def end(stream: Stream) -> None:
             if (one := self._end(stream)) is not None:
-                order = one.order._replace(alike=alike.get(one.order.kind, 1))
+                order = one.order._replace(alike=alike.get(one.order.kind, 1), crowded=True)
                 ended.append(one._replace(order=order))
 
         # the last session that shares rows gives them back: all streams end before others are
@@ -172,6 +183,21 @@ class StreamOpener:
         unreleased = self._drain(list(large), end, replace)
         replace()
         return unreleased
+
+    def _short(self, order: StreamRequest | None = None) -> set[Stream]:
+        """Streams that read each batch's rows again, as the row pool has no room for all any more.
+
+        order   a stream that is to be opened beside them; one of the same kind is expected to take
+                as much of the pool as they have
+        """
+        found, slot_bytes = set[Stream](), self._arena.slot_bytes
+        with self._registry.lock:
+            for stream, group in self._registry.streams.items():
+                same = order is not None and group.order.kind == order.kind
+                more = stream.session.held_bytes() // slot_bytes if same else 0
+                if find_kind(group.key.plan).poolless and stream.session.crowded(more):
+                    found.add(stream)
+        return found
 
     def _divide(self, key: StreamKey, order: StreamRequest) -> Mapping[Hashable, int]:
         """Fair shares for each kind of streams: those open, those to be, and one for `order`.

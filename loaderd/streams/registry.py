@@ -75,6 +75,7 @@ class StreamRequest(NamedTuple):
     again: bool  # whether another stream can be opened: the ids are kept
     epoch: int = 0  # one that it must serve
     alike: int = 1  # streams that keep rows for one another, as `SessionRequest` says
+    crowded: bool = False  # likewise
 
     @property
     def kind(self) -> Hashable:

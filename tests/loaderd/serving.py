@@ -12,7 +12,9 @@ from blockstore.store import Store, open_store
 from loaderd.api.protocol import Attach, BatchReady, Blob, ErrorReply, Release, Start
 from loaderd.sessions.engine import Engine, default_settings
 from loaderd.sessions.stores import Stores
+from loaderd.streams.registry import StreamKey, StreamRequest
 from loaderd.streams.service import StreamService
+from loaderd.streams.stream import Stream
 
 WAIT_S = 30
 
@@ -62,6 +64,18 @@ class Serving:
         usual = {"num_neighbors": (5, 5), "batch_size": 100}
         request = Attach(token=0, request=1, plan=plan, **(usual | fields))
         return Trainer(self, self.service.attach(request, None).session)
+
+    def note_opened(self) -> list[tuple[int, int]]:
+        """Seed and shares of each stream, as they are opened from now on."""
+        opener, opened = self.service._opener, list[tuple[int, int]]()
+        take = opener._take
+
+        def note(key: StreamKey, order: StreamRequest, share: int) -> Stream:
+            opened.append((order.request.seed, order.alike))
+            return take(key, order, share)
+
+        opener._take = note
+        return opened
 
     def bytes_of(self, blob: Blob) -> list[bytes]:
         """Arrays of a blob."""

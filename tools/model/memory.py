@@ -81,9 +81,10 @@ def share_memory(
     kind = choose_table(needs, tables, available)
     available -= tables * (kind is TableKind.SHARED)
     need, window = needs[kind], max(2 * settings.workers, request.window)
-    sizing = size_minibatches(need, available, budget.row_blocks, settings, window)
     spare = max(0, budget.graph_slots - budget.graph_min)
-    row_slots = max(0, available - spare - sizing.slots(need))
+    pooled = available - spare
+    sizing = size_minibatches(need, available, pooled, budget.row_blocks, settings, window)
+    row_slots = max(0, pooled - sizing.slots(need))
     memory = DaemonMemory(
         budget, plan.num_steps, plan, chosen_rows(manifest, resolved), sizing, row_slots, None
     )

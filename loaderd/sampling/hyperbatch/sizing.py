@@ -25,7 +25,7 @@ _SLACK = 16  # an area has room for a sixteenth more than was counted
 _CHUNKS = 8  # areas that hold a hyperbatch
 _LOOK = 64  # part of the room for batches that are known beyond the next hyperbatch
 _GAP_PAGES = 1  # most pages between wanted rows that are read with them, on flash
-_BEGUN_RUNS = 256  # runs that could be read while the disk idles between two hyperbatches
+_IDLE_RUNS = 256  # runs that could be read while the disk idles between two hyperbatches
 _MIN_POINTS = 2  # a cache is of use if it holds the rows of two minibatches
 _PARTS = 64  # steps in which memory for rows is reduced until the tables have room, too
 _UNSEEN = 64
@@ -140,8 +140,10 @@ def size_hyperbatches(
     if estimate.passes is not None:
         spare, passed = _SPARE_TOGETHER, estimate.passes.read
     extra = entry_bytes(ITEM_BYTES[id_dtype])
-    begun = passed / PAGE_BYTES, _BEGUN_RUNS + passed / RUN_BYTES
-    memory = RowMemory(room_beside, extra, _GAP_PAGES, FLASH.best_of, spare, begun, estimate.alike)
+    begun = passed / PAGE_BYTES, passed / RUN_BYTES
+    memory = RowMemory(
+        room_beside, extra, _GAP_PAGES, FLASH.best_of, spare, begun, _IDLE_RUNS, estimate.alike
+    )
     curve = region_curve(types, slot_bytes, estimate.wanted, estimate.kept)
     chosen = choose_size(curve, memory, estimate.num_steps, asked)
     areas = _size_areas(chosen.batches, left, slot_bytes, estimate)

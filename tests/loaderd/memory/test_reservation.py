@@ -105,7 +105,7 @@ def test_slots_that_are_reserved_are_not_taken(parts):
         parts.broker.take(1)
     parts.residency.drop(held)
     assert parts.broker.take(2)
-    assert parts.broker.graph_slots() == min_slots(30, WORKERS) == 6
+    assert parts.broker._graph.num_owned == min_slots(30, WORKERS) == 6
     assert shared(parts, 0, *range(4)).left_out.tolist() == [2, 3]
     assert worker(parts, 0, 5, 6).slots.size == worker(parts, 0, 7, 8).slots.size == 2
 
@@ -288,11 +288,11 @@ class ReservationMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 12), cede=st.booleans())
     def take(self, count, cede):
-        before = self.parts.broker.graph_slots()
+        before = self.parts.broker._graph.num_owned
         try:
             self.taken += self.parts.broker.take(count)
         except Refused:
-            assert self.parts.broker.graph_slots() == before
+            assert self.parts.broker._graph.num_owned == before
 
     @precondition(lambda self: self.taken)
     @rule()

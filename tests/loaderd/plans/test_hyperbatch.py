@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from loaderd.monitoring.devicecost import FLASH
 from loaderd.plans.hyperbatch import RegionCurve, RowMemory, choose_size
 
 WIDTH = 512
@@ -174,3 +175,17 @@ def test_the_size_that_is_asked_for_is_taken_as_far_as_it_has_room(asked):
     found = choose_size(curve, tight, 100, asked)
     assert found.batches <= min(asked, 3)
     assert choose_size(curve, memory_of(1), 100, asked).batches == 1
+
+
+def test_no_more_are_built_together_than_saves_reading():
+    """If nothing is read, the disk has no pause that larger hyperbatches would save."""
+    curve = make_curve([6000, 1000, 0], [9000, 1900, 0], [10_000, 3500, 0], rows=10_000)
+
+    def batches(room: int, idle_runs: int) -> int:
+        memory = memory_of(0)._replace(
+            room=lambda size: room - 1000 * size, best=FLASH.best_of, idle_runs=idle_runs
+        )
+        return choose_size(curve, memory, 1000).batches
+
+    assert batches(10_000_000, 256) > batches(10_000_000, 0)
+    assert batches(20_000_000, 256) == batches(20_000_000, 0) <= 8

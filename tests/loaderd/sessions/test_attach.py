@@ -31,9 +31,9 @@ def shrink(engine, slots):
     broker = engine.broker
     taken = broker.take(broker.available())
     graph = [slot for slot in taken if slot < engine.budget.graph_slots]
-    back = slots - broker.graph_slots()
+    back = slots - broker._graph.num_owned
     broker.give([slot for slot in taken if slot not in graph] + graph[len(graph) - back :])
-    assert broker.graph_slots() == slots
+    assert broker._graph.num_owned == slots
     return graph[: len(graph) - back]
 
 

@@ -15,9 +15,9 @@ from blockstore.store import Store, open_store
 from blockstore.units import format_mem, parse_bytes
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attach, HomePlacement, SeedEdges
-from loaderd.memory.ledger import make_budget
+from loaderd.memory.ledger import SessionNeed, make_budget
 from loaderd.sessions.engine import default_settings
-from loaderd.sessions.sizing import check_possible
+from loaderd.sessions.sizing import SessionSizing, check_possible, size_minibatches
 from tests.graphs import make_csc
 from tests.hopstores import make_hops, write_hop_store
 from tests.loaderd.serving import Serving
@@ -232,3 +232,16 @@ def test_large_memory_is_named_in_units_that_can_be_read():
     assert format_mem(99_999 * MIB) == "99999M"
     assert format_mem(99_999 * MIB + 1) == "98G"
     assert format_mem((1 << 47) + 1) == "129T"
+
+
+def test_rows_stay_in_a_row_pool_that_is_larger_than_a_sessions_share():
+    need, settings = SessionNeed(3, 1, 1, 2, 2, 9, 1), default_settings(1 << 30, workers=2)
+    whole = SessionSizing(workers=2, transit=2, quota=17, window=4)
+    slots = whole.slots(need)
+
+    def sizing(available: int, pooled: int) -> SessionSizing:
+        return size_minibatches(need, available, pooled, 100, settings, 4)
+
+    assert sizing(slots, slots + 100) == sizing(1000, slots + 100) == whole
+    assert sizing(slots - 1, 1000) != whole  # not in its share
+    assert sizing(slots, slots + 99) != whole  # the last block would have no room

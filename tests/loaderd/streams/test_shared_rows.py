@@ -8,14 +8,13 @@ import pytest
 
 from loaderd.sessions.lookahead import LookAhead
 from loaderd.streams.opener import SETTLE_S
-from loaderd.streams.registry import StreamKey, StreamRequest
 from loaderd.streams.stream import Stream
 from tests.graphs import make_csc
 from tests.loaderd.serving import Serving, Ticks, Trainer
 from tests.stores import write_store
 
 NODES, BATCH, MEM = 20_000, 50, 16 << 20
-FOR_FOUR = 47 << 19  # of which some rows stay beside four sessions
+FOR_FOUR = 45 << 19  # of which some rows stay beside four sessions
 SEEDS = np.arange(0, NODES, 10)
 STEPS = SEEDS.size // BATCH
 ASKED: dict[str, Any] = {"num_neighbors": (4, 4), "batch_size": BATCH}
@@ -63,19 +62,6 @@ def alone(store: Path) -> tuple[list[list[list[bytes]]], int]:
 def staying(serving: Serving) -> list[int]:
     """Rows that stay, as each session that is open counts them."""
     return [one.counters()["hyper_stay_rows"] for one in serving.engine.status()[1]]
-
-
-def opened_by(serving: Serving) -> list[tuple[int, int]]:
-    """Seed and shares of each stream, as they are opened from now on."""
-    opener, opened = serving.service._opener, list[tuple[int, int]]()
-    take = opener._take
-
-    def note(key: StreamKey, order: StreamRequest, share: int) -> Stream:
-        opened.append((order.request.seed, order.alike))
-        return take(key, order, share)
-
-    opener._take = note
-    return opened
 
 
 def test_two_seeds_read_what_stays_once(store, alone):
@@ -155,7 +141,7 @@ def test_who_starts_while_its_stream_is_replaced_reads_the_one_in_its_place(stor
         next(t for t in trainers if t.session == number).start()
         return ended
 
-    opener._end, opened = start_then, opened_by(serving)
+    opener._end, opened = start_then, serving.note_opened()
     trainers.append(attach(serving, 2))
     opener._end = end
     trainers[2].start()
@@ -175,7 +161,7 @@ def test_rows_are_kept_for_sessions_that_are_to_come(store, alone):
     before = staying(serving)
     assert before[0] > 1000
     assert len(set(before)) == 1
-    opened = opened_by(serving)
+    opened = serving.note_opened()
     trainers.append(attach(serving, 3))
     assert opened == [(3, 4)]
     assert staying(serving) == [before[0]] * 4
@@ -190,7 +176,7 @@ def test_rows_are_kept_for_sessions_that_are_to_come(store, alone):
 def test_sessions_of_another_kind_take_the_place_of_those_to_come(store, alone):
     serving = Serving(store, FOR_FOUR)
     trainers = [attach(serving, seed) for seed in range(3)]
-    opened = opened_by(serving)
+    opened = serving.note_opened()
     other = serving.attach("minibatch", seed=7, **ASKED)
     assert sorted(opened) == [(0, 3), (1, 3), (2, 3), (7, 1)]
     assert read(trainers) == alone[0]
@@ -203,7 +189,7 @@ def test_a_session_whose_stream_has_ended_counts_among_those_that_share(store, a
     serving = Serving(store, MEM)
     opener, registry = serving.service._opener, serving.service._registry
     trainers = [attach(serving, seed) for seed in range(2)]
-    half, opened = registry.fair_share(), opened_by(serving)
+    half, opened = registry.fair_share(), serving.note_opened()
     with opener.opening:  # as if another session were being opened
         with registry.lock:
             cursor, group = registry.sessions[trainers[0].session]

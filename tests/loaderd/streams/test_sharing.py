@@ -79,10 +79,10 @@ def test_those_who_join_leave_the_graph_its_memory(store, world, mem):
     serving = Serving(store, mem << 10)
     ranks = [{"rank": i if world > 1 else 0, "world_size": world} for i in range(8)]
     trainers = [serving.attach("hyperbatch", window=2, **ranks[0])]
-    slots = serving.engine.broker.graph_slots()
+    slots = serving.engine.broker._graph.num_owned
     trainers += [serving.attach("hyperbatch", window=2, **rank) for rank in ranks[1:]]
     assert serving.service.status()[2]["streams"] == 1
-    assert serving.engine.broker.graph_slots() == slots
+    assert serving.engine.broker._graph.num_owned == slots
     for trainer in trainers:
         trainer.detach()
     serving.close()
