@@ -187,12 +187,14 @@ class StreamOpener:
     def _short(self, order: StreamRequest | None = None) -> set[Stream]:
         """Streams that read each batch's rows again, as the row pool has no room for all any more.
 
-        order   a stream that is to be opened beside them; one of the same kind is expected to take
-                as much of the pool as they have
+        order   only streams of this one's store; if it is of the same kind as they are, it is
+                expected to take as much of the row pool as they have
         """
         found, slot_bytes = set[Stream](), self._arena.slot_bytes
         with self._registry.lock:
             for stream, group in self._registry.streams.items():
+                if order is not None and group.order.engine is not order.engine:
+                    continue
                 same = order is not None and group.order.kind == order.kind
                 more = stream.session.held_bytes() // slot_bytes if same else 0
                 if find_kind(group.key.plan).poolless and stream.session.crowded(more):
