@@ -222,7 +222,7 @@ class BlockReader(Closing):
     ) -> Reading:
         """Have runs read, at most `max_pages` in a task, with all threads at work.
 
-        A task has more runs than a thread has reads in flight: at its end fewer and fewer are.
+        A task has more runs than a thread may have in flight, whose number falls at its end.
         """
         maximum = min(MAX_PIECES, -(-len(runs) // self._threads.count))
         first = np.empty(len(runs) + 1, np.int64)

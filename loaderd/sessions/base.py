@@ -141,7 +141,7 @@ class SessionRequest(NamedTuple):
     request: Attach
     frame: NDArray[np.int64] | None  # ids and times of seeds, if the request names no split
     alike: int = 1  # sessions that keep rows for one another: this one, others, and those to come
-    crowded: bool = False  # the row pool has no room for all rows beside it and others
+    crowded: bool = False  # all rows have no room in the row pool beside it and other sessions
 
 
 class Kind(NamedTuple):
@@ -157,8 +157,8 @@ class Kind(NamedTuple):
     check: Callable[[Manifest, Attach, EngineSettings, Budget, int], None] = lambda *_: None
     # `widen` gives it more batches in flight, and less memory does not make it read all again
     resizable: bool = True
-    # its sessions can do without the row pool
-    poolless: bool = False
+    # its sessions may read rows out of the row pool, or be opened so that they do not
+    pool_optional: bool = False
     # one session can serve every rank of a job: its rank is `EVERY_RANK`, its steps are positions
     every_rank: bool = False
 

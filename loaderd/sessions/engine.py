@@ -184,7 +184,7 @@ class Engine(Closing):
 
         epoch     that it is to serve; some sessions do not serve every epoch
         alike     sessions that keep rows for one another, this one included, and those to come
-        crowded   the row pool has no room for all rows beside it and others
+        crowded   all rows have no room in the row pool beside it and other sessions
 
         Raises Refused, StoreError, ShuttingDown.
         """

@@ -424,5 +424,10 @@ def _fall_back(
 
 
 HYPERBATCH = Kind(
-    resolve_sampled, min_slots, open_hyperbatches, check_possible, poolless=True, every_rank=True
+    resolve_sampled,
+    min_slots,
+    open_hyperbatches,
+    check_possible,
+    pool_optional=True,
+    every_rank=True,
 )

@@ -83,12 +83,12 @@ class StreamOpener:
         """
         share, alike = self._registry.fair_share(key), self._divide(key, order)
         broker, unreleased = order.engine.broker, set[Stream]()
-        short = self._short(order)
-        order = order._replace(alike=alike[order.kind], crowded=bool(short))
+        crowded = self._crowded(order)
+        order = order._replace(alike=alike[order.kind], crowded=bool(crowded))
         self._stores.gather(order.engine, share, self._registry.is_busy)
-        # what is the graph's stays so
-        if shrink and share and (short or broker.row_slots() < share):
-            unreleased = self._share_out(order, share, alike, short)
+        # slots of the graph do not count: they stay the graph's
+        if shrink and share and (crowded or broker.row_slots() < share):
+            unreleased = self._share_out(order, share, alike, crowded)
             self._stores.gather(order.engine, share, self._registry.is_busy)
         # a share may be less than the session's minimum: then try with all that is available
         try:
@@ -100,8 +100,8 @@ class StreamOpener:
                 self._share_out(order, share, alike, every=True, tried=unreleased)
             self._stores.gather(order.engine, self._arena.num_slots, self._registry.is_busy)
             stream = self._take(key, order, 0)  # it may need more than its share
-        if shrink and (short := self._short()):
-            self._share_out(order, share, alike, short, tried=unreleased)
+        if shrink and (crowded := self._crowded()):
+            self._share_out(order, share, alike, crowded, tried=unreleased)
         return stream
 
     def _take(self, key: StreamKey, order: StreamRequest, share: int) -> Stream:
@@ -130,14 +130,14 @@ class StreamOpener:
         order: StreamRequest,
         share: int,
         alike: Mapping[Hashable, int],
-        short: Container[Stream] = (),
+        crowded: Container[Stream] = (),
         every: bool = False,
         tried: Container[Stream] = (),
     ) -> set[Stream]:
         """Replace streams by smaller ones that have more than `share` slots, or keep rows for more.
 
         alike     of each kind, as of `_divide`
-        short     streams that are replaced, too
+        crowded   streams that are replaced, too, as of `_crowded`
         every     also those that would have to read everything again
         tried     streams whose cursors did not release in time before
 
@@ -158,7 +158,7 @@ class StreamOpener:
             crowd = {
                 stream
                 for stream in held
-                if stream.share.alike > alike.get(kinds[stream], 1) or stream in short
+                if stream.share.alike > alike.get(kinds[stream], 1) or stream in crowded
             }
             large = {s: slots for s, slots in held.items() if slots > share or s in crowd}
             pooled = sum(engine.broker.pooled() for engine in self._stores.all())
@@ -184,11 +184,11 @@ class StreamOpener:
         replace()
         return unreleased
 
-    def _short(self, order: StreamRequest | None = None) -> set[Stream]:
-        """Streams that read each batch's rows again, as the row pool has no room for all any more.
+    def _crowded(self, order: StreamRequest | None = None) -> set[Stream]:
+        """Streams that rely on a row pool which has no room for all rows any more.
 
-        order   only streams of this one's store; if it is of the same kind as they are, it is
-                expected to take as much of the row pool as they have
+        order   a stream that is to be opened: of those of its store, which will it leave too little
+                room?  One of their kind is expected to take as much as they have.
         """
         found, slot_bytes = set[Stream](), self._arena.slot_bytes
         with self._registry.lock:
@@ -197,7 +197,7 @@ class StreamOpener:
                     continue
                 same = order is not None and group.order.kind == order.kind
                 more = stream.session.held_bytes() // slot_bytes if same else 0
-                if find_kind(group.key.plan).poolless and stream.session.crowded(more):
+                if find_kind(group.key.plan).pool_optional and stream.session.crowded(more):
                     found.add(stream)
         return found
 
