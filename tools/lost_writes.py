@@ -69,13 +69,23 @@ class _Look(NamedTuple):
     files: dict[int, bytes]
 
 
+class _Known(NamedTuple):
+    """A file or folder that a snapshot has found.
+
+    It stays open, so that another one that appears before the next snapshot cannot get its inode.
+    """
+
+    number: int
+    descriptor: int
+
+
 class Recorder:
     """Context that logs all changes below a folder.  Replaces `os.fsync`: nothing is synced."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._lock = root, RLock()
-        self._numbers: dict[int, int] = {root.stat().st_ino: _ROOT}  # by inode
-        self._next, self._on = 1, False
+        self._known: dict[int, _Known] = {}  # by inode
+        self._next, self._on = _ROOT + 1, False
         self._patch = mock.patch("os.fsync", self._fsync)
         self.log: list[Change] = []
         self.first = self.last = self._look()
@@ -99,29 +109,46 @@ class Recorder:
                     self._walk(self._root, _ROOT, each)
                 if look.names == again.names:
                     break
-        held = {_ROOT, *look.names.values()}
-        self._numbers = {inode: n for inode, n in self._numbers.items() if n in held}
+        self._forget(set(look.names.values()))
         return look
+
+    def _forget(self, present: set[int]) -> None:
+        """Forget all files but those `present`."""
+        for inode, known in list(self._known.items()):
+            if known.number not in present:
+                os.close(known.descriptor)
+                del self._known[inode]
 
     def _walk(self, folder: Path, number: int, look: _Look) -> None:
         for entry in sorted(os.scandir(folder), key=lambda e: e.name):
-            held = entry.stat()
-            inner = self._numbers.get(held.st_ino)
-            if inner is None:
-                inner = self._numbers[held.st_ino] = self._next
-                self._next += 1
+            inner, is_folder = self._find(entry)
             look.names[number, entry.name] = inner
-            if stat.S_ISDIR(held.st_mode):
+            if is_folder:
                 self._walk(Path(entry.path), inner, look)
             else:
                 look.files[inner] = Path(entry.path).read_bytes()
 
+    def _find(self, entry: os.DirEntry[str]) -> tuple[int, bool]:
+        """The number of a file or folder, and whether it is a folder."""
+        found = entry.stat()
+        if found.st_ino not in self._known:
+            descriptor = os.open(entry.path, os.O_PATH)
+            found = os.fstat(descriptor)
+            if found.st_ino in self._known:  # moved to this name just now
+                os.close(descriptor)
+            else:
+                self._known[found.st_ino] = _Known(self._next, descriptor)
+                self._next += 1
+        return self._known[found.st_ino].number, stat.S_ISDIR(found.st_mode)
+
     def _fsync(self, fd: int) -> None:
         with self._lock:
             self._note()
-            number = self._numbers.get(os.fstat(fd).st_ino)
-            if number is not None:
-                self.log.append(Change(number))
+            inode = os.fstat(fd).st_ino
+            if inode == self._root.stat().st_ino:
+                self.log.append(Change(_ROOT))
+            elif inode in self._known:
+                self.log.append(Change(self._known[inode].number))
 
     def __enter__(self) -> "Recorder":
         self._patch.start()
@@ -132,6 +159,7 @@ class Recorder:
         self._note()
         self._patch.stop()
         self._on = False
+        self._forget(set())
 
 
 def _writes(args: tuple[Any, ...]) -> bool:
