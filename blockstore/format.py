@@ -392,7 +392,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id_dtype: str  # uint32 or uint64: of node ids in id arrays and in memory
     types: tuple[NodeType, ...]
     relations: tuple[Relation, ...]
-    order: str = "source"  # how store ids were given: "source", "bfs", ...
+    order: str = "source"  # how store ids were given: "source", "degree", ...
     undirected: bool = False  # reverses were added and duplicates removed at ingest
     duplicates: str = "keep"
     self_loops: str = "keep"

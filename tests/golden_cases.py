@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +38,8 @@ FILE = Path(__file__).parent / "golden" / "digests.json"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 NODES, EDGES = 3000, 24_000
 BLOCK = 16 << 10
-PARTITIONED = IngestOptions(
+_breadth_first = partial(IngestOptions, order="bfs")  # the default when these were recorded
+PARTITIONED = _breadth_first(
     block_bytes=BLOCK,
     edge_ids=True,
     partition=PartitionOptions(8),
@@ -265,26 +267,26 @@ STORES: dict[str, tuple[str, IngestOptions]] = {
     "plain-source-order": ("plain", IngestOptions(block_bytes=BLOCK, order="source")),
     "plain-degree": ("plain", IngestOptions(block_bytes=BLOCK, order="degree", ids="uint64")),
     "plain-random": ("plain", IngestOptions(block_bytes=BLOCK, order="random", seed=5)),
-    "plain-undirected": ("plain", IngestOptions(block_bytes=4096, undirected=True, edge_ids=True)),
+    "plain-undirected": ("plain", _breadth_first(block_bytes=4096, undirected=True, edge_ids=True)),
     "plain-dropped": (
         "plain",
-        IngestOptions(block_bytes=BLOCK, duplicates="drop", self_loops="drop", dtype="float16"),
+        _breadth_first(block_bytes=BLOCK, duplicates="drop", self_loops="drop", dtype="float16"),
     ),
-    "plain-int8": ("plain", IngestOptions(block_bytes=BLOCK, dtype="int8")),
-    "plain-bfloat16": ("plain", IngestOptions(block_bytes=BLOCK, dtype="bfloat16")),
+    "plain-int8": ("plain", _breadth_first(block_bytes=BLOCK, dtype="int8")),
+    "plain-bfloat16": ("plain", _breadth_first(block_bytes=BLOCK, dtype="bfloat16")),
     "hetero": (
         "hetero",
-        IngestOptions(
+        _breadth_first(
             block_bytes=4096,
             edge_ids=True,
             partition=PartitionOptions(8),
             influence=InfluenceOptions(hubs=0.02, halo=0.2),
         ),
     ),
-    "hetero-undirected": ("hetero", IngestOptions(block_bytes=BLOCK, undirected=True)),
+    "hetero-undirected": ("hetero", _breadth_first(block_bytes=BLOCK, undirected=True)),
 }
 _REAL = {"num_neighbors": (8, 5), "batch_size": 500, "seed": 3}
-_UNDIRECTED = IngestOptions(block_bytes=64 << 10, undirected=True, partition=PartitionOptions(16))
+_UNDIRECTED = _breadth_first(block_bytes=64 << 10, undirected=True, partition=PartitionOptions(16))
 REAL: dict[str, tuple[IngestOptions, dict[str, Case]]] = {
     name: (
         _UNDIRECTED,
@@ -298,7 +300,7 @@ REAL: dict[str, tuple[IngestOptions, dict[str, Case]]] = {
     for name in ("facebook-pagepage", "amazon-computers", "cora-ml", "github-musae")
 } | {
     "hetero-dblp": (
-        IngestOptions(block_bytes=64 << 10),
+        _breadth_first(block_bytes=64 << 10),
         {"new": Case(HeteroDataset, _REAL | {"input_type": "author"})},
     )
 }

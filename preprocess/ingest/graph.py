@@ -31,7 +31,13 @@ from preprocess.stages.csc import (
     sorted_columns,
 )
 from preprocess.stages.labels import NodeClasses
-from preprocess.stages.order import NodeOrder, at_random, breadth_first, by_degree, group_nodes
+from preprocess.stages.order import (
+    NodeOrder,
+    at_random,
+    breadth_first,
+    by_degree_class,
+    group_nodes,
+)
 from preprocess.stages.partition import partition_nodes
 from preprocess.stages.scan import count_edges
 from preprocess.stages.spread import (
@@ -129,14 +135,10 @@ class IngestRun(PipelineRun):
         """
         options, contents = self._options, self._contents
         order = None
-        if options.order == "bfs" or (options.order == "degree" and options.needs_columns):
+        if options.order in ("bfs", "degree"):
+            find = breadth_first if options.order == "bfs" else by_degree_class
             with self._open_columns() as file:
-                if options.order == "bfs":
-                    order = breadth_first(file, self._share - file.held_bytes, self.progress)
-                else:
-                    order = by_degree(file.degrees)
-        elif options.order == "degree":
-            order = by_degree(self._union_counts())
+                order = find(file, self._share - file.held_bytes, self.progress)
         elif options.order == "random":
             order = at_random(contents.num_nodes, options.seed)
         bounds = np.array([0, *(t.stop for t in contents.types)], np.int64)

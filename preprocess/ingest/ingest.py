@@ -59,7 +59,7 @@ from preprocess.stages.labels import NodeClasses, source_classes
 from preprocess.stages.scan import check_edge_splits
 
 _PARTITIONING = "partitioning"  # in the facts of a stage
-_PIPELINE = 3  # increased when stages or their files change: older work folders are not resumed
+_PIPELINE = 4  # increased when stages or their files change: older work folders are not resumed
 
 
 def ingest(

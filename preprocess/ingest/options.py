@@ -15,7 +15,8 @@ NodeOrder = Literal["bfs", "degree", "random", "source"]
 HopRows = Literal["labelled", "all"]
 Keep = Literal["keep", "drop"]  # of duplicates and self-loops
 Ids = Literal["auto", "uint32", "uint64"]
-_MAX_NODES = {"bfs": 2**31 - 1, "degree": 2**32 - 1, "random": 2**32 - 1}  # bfs needs a flag bit
+# breadth-first order needs a flag bit
+_MAX_NODES = {"bfs": 2**31 - 1, "degree": 2**31 - 1, "random": 2**32 - 1}
 
 
 class OperatorKind(StrEnum):
@@ -96,7 +97,7 @@ class StoreSettings:
     )
     edge_ids: bool = flag(False, "keep the id of each edge")
     ids: Ids = flag("auto", "width of node ids")
-    order: NodeOrder = flag("bfs", "of nodes in the store")
+    order: NodeOrder = flag("degree", "of nodes in the store")
     seed: int = flag(0, "of the random order and of seeded splits")
 
 
@@ -123,9 +124,7 @@ class IngestOptions(StoreSettings, SourceSettings):
     @property
     def needs_columns(self) -> bool:
         """Whether sorted columns are needed to find the order of nodes or their partition."""
-        if self.partition is not None or self.order == "bfs":
-            return True
-        return self.order == "degree" and self.drop_equal
+        return self.partition is not None or self.order in ("bfs", "degree")
 
     def check(self) -> None:
         """Raises BadInput if no graph can be stored with these options."""

@@ -192,6 +192,17 @@ def place_rest(degrees, rank, order, placed):
 
 
 @njit(nogil=True, cache=True)
+def degree_classes(degrees):
+    """degrees[v] = class of the degree: 32 for 0, 31 for 1, 30 for 2 and 3, 29 for 4 to 7, ..."""
+    for v in range(degrees.size):
+        left, number = np.int64(degrees[v]), 32
+        while left:
+            left >>= 1
+            number -= 1
+        degrees[v] = number
+
+
+@njit(nogil=True, cache=True)
 def gather_columns(order, columns, rank, bits, out, values):
     """Gather the columns of some nodes, in this order, in groups, with their sources renamed.
 

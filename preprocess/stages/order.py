@@ -1,10 +1,15 @@
 """Orders of the nodes: functions of the graph and a seed alone.
 
-`degree`: by descending in-degree, ties by id.  `random`: a keyed permutation.  `bfs`: level by
-level.  Roots are taken by descending in-degree, ties by id; the new nodes of a level are ordered by
-(their earliest discoverer, id).  If a level finds no node, the next roots are taken: one at first,
-then twice as many each time.  After MAX_LEVELS levels the other nodes are ordered by id.  Isolated
-nodes come last.
+`random`: a keyed permutation.
+
+`bfs`: breadth-first, level by level.  Roots are taken by descending in-degree, ties by id; the new
+nodes of a level are ordered by (their earliest discoverer, id).  If a level finds no node, the next
+roots are taken: one at first, then twice as many each time.  After MAX_LEVELS levels the other
+nodes are ordered by id.  Isolated nodes come last.
+
+`degree`: by classes of out-degree (2**k to 2**(k + 1) - 1), the highest first; breadth-first inside
+a class.  Samplers reach a node by its out-edges, so nodes that batches want about equally often lie
+side by side, and among these the ones that are linked.
 
 In memory a level visits the columns of its frontier.  On disk it scans all columns or, if that is
 less to read, the runs that contain the frontier's columns.
@@ -16,11 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.random import make_key, permute_range
+from preprocess.kernels.edges import count_ids
 from preprocess.kernels.levels import (
     FOUND,
     UNSET,
     assign_places,
     count_groups,
+    degree_classes,
     degree_keys,
     mark_discovered,
     merge_ranges,
@@ -31,12 +38,13 @@ from preprocess.kernels.levels import (
     take_roots,
 )
 from preprocess.pipeline.progress import Progress
-from preprocess.stages.columns import ColumnFile
+from preprocess.stages.columns import ColumnFile, scan_columns
 
 MAX_LEVELS = 4096
 _GAP_EDGES = (64 << 10) // 4  # edges that a scan reads in the time that one more read costs
 _MAX_STEP = 1 << 20  # edges read at a time
 _PURPOSE = 0x4F72_6465  # part of the random key that no other draw uses
+_CLASSES = 33  # of degrees below 2**32
 _FEW = 32  # a level of at most 1/32 of the nodes is ordered by sorting, and may be read in runs
 
 
@@ -84,20 +92,30 @@ def group_nodes(
 
     Returns the order, and the start of each (type, partition), then the end: int64.
     """
-    num_nodes = int(bounds[-1])
+    grouped, starts = _grouped(order, bounds, partition, num_partitions)
+    rank = np.empty(grouped.size, np.uint32)
+    assign_places(grouped, 0, grouped.size, rank)
+    return NodeOrder(grouped, rank), starts
+
+
+def _grouped(
+    order: NDArray[np.uint32] | None,
+    bounds: NDArray[np.int64],
+    partition: NDArray[np.uint32] | None,
+    num_partitions: int,
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """The order of `group_nodes`, and the starts of its groups."""
     none = np.empty(0, np.uint32)
     starts = np.zeros((bounds.size - 1) * num_partitions + 1, np.int64)
     where = none if partition is None else partition
     count_groups(bounds, where, num_partitions, starts)
-    if order is None or starts.size > 2:
-        grouped = np.empty(num_nodes, np.uint32)
-        split_order(
-            none if order is None else order, bounds, where, num_partitions, starts.copy(), grouped
-        )
-        order = grouped
-    rank = np.empty(num_nodes, np.uint32)
-    assign_places(order, 0, num_nodes, rank)
-    return NodeOrder(order, rank), starts
+    if order is not None and starts.size == 2:
+        return order, starts
+    grouped = np.empty(int(bounds[-1]), np.uint32)
+    split_order(
+        none if order is None else order, bounds, where, num_partitions, starts.copy(), grouped
+    )
+    return grouped, starts
 
 
 def breadth_first(columns: ColumnFile, share: int, progress: Progress) -> NDArray[np.uint32]:
@@ -128,6 +146,16 @@ def breadth_first(columns: ColumnFile, share: int, progress: Progress) -> NDArra
                 rank[piece[rank[piece] == UNSET]] = FOUND  # they have an edge
         stage.advance(int(place_rest(columns.degrees, rank, order, high)) - high)
     return order
+
+
+def by_degree_class(columns: ColumnFile, share: int, progress: Progress) -> NDArray[np.uint32]:
+    """Nodes by classes of out-degree, then breadth-first; memory as for `breadth_first`."""
+    order = breadth_first(columns, share, progress)
+    classes = np.zeros(order.size, np.uint32)
+    for sources in scan_columns(columns, "out-degrees", share, progress):
+        count_ids(sources, 0, classes)
+    degree_classes(classes)
+    return _grouped(order, np.array([0, order.size]), classes, _CLASSES)[0]
 
 
 def _place_level(

@@ -1,5 +1,6 @@
 """What ingest should give, in plain Python meant to be read; and a source made of arrays."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -177,12 +178,10 @@ def node_order(source: Any, options: IngestOptions, max_levels: int) -> list[int
     total = sum(source.num_nodes.values())
     edges = union_edges(source, options)
     order = list(range(total))
-    if options.order == "bfs":
+    if options.order in ("bfs", "degree"):
         order = breadth_first(total, edges, max_levels)
-    elif options.order == "degree":
-        degree = [0] * total
-        for dst, _, _ in edges:
-            degree[dst] += 1
-        order.sort(key=lambda v: (-degree[v], v))
+    if options.order == "degree":
+        degree = Counter(src for _, src, _ in edges)
+        order.sort(key=lambda v: -degree[v].bit_length())
     types = [t for t, count in enumerate(source.num_nodes.values()) for _ in range(count)]
     return sorted(order, key=lambda v: types[v])

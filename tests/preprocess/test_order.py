@@ -1,4 +1,4 @@
-"""Breadth-first order against plain Python, in memory and streamed, and its properties."""
+"""Orders of nodes against plain Python, in memory and streamed, and their properties."""
 
 from pathlib import Path
 
@@ -11,13 +11,15 @@ from preprocess.ingest.options import IngestOptions
 from preprocess.stages import order as stage
 from preprocess.stages.columns import ColumnFile
 from preprocess.stages.csc import WholeColumns
-from preprocess.stages.order import breadth_first
+from preprocess.stages.order import breadth_first, by_degree_class
 from tests.preprocess import naive
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_csc import edge_lists
 
 
-def order_of(num_nodes, edges, work: Path, in_memory: bool, share: int = 1 << 20) -> list[int]:
+def order_of(
+    num_nodes, edges, work: Path, in_memory: bool, share: int = 1 << 20, find=breadth_first
+) -> list[int]:
     """The order of a graph given as sorted (target, source, id)."""
     path = work / "columns"
     with ColumnFile(None if in_memory else path, num_nodes, len(edges)) as file:
@@ -30,7 +32,7 @@ def order_of(num_nodes, edges, work: Path, in_memory: bool, share: int = 1 << 20
             part = sources[low : ends[last - 1]]
             file.append(WholeColumns(first, degrees[first:last], part, None))
         file.finish()
-        order = breadth_first(file, share, QUIET)
+        order = find(file, share, QUIET)
     path.unlink(missing_ok=True)
     return order.tolist()
 
@@ -54,6 +56,28 @@ def test_the_order_is_that_of_the_definition(tmp_path_factory, graph, levels, ga
         assert order_of(num_nodes, edges, work, in_memory=True) == expected
         assert order_of(num_nodes, edges, work, in_memory=False, share=64) == expected
         assert order_of(num_nodes, edges, work, in_memory=False) == expected
+
+
+@settings(max_examples=20)
+@given(graph=edge_lists(), heavy=st.integers(1, 9))
+def test_classes_of_out_degree_come_first_and_breadth_first_inside(tmp_path_factory, graph, heavy):
+    num_nodes, pairs = graph
+    pairs = pairs + pairs[:heavy] * heavy  # some nodes have many equal out-edges
+    edges = naive.stored_edges(pairs, IngestOptions())
+    degrees = np.bincount([src for src, _ in pairs], minlength=num_nodes).tolist()
+    expected = sorted(
+        naive.breadth_first(num_nodes, edges, 4096),
+        key=lambda v: -len(f"{degrees[v]:b}") * (degrees[v] > 0),
+    )
+    work = tmp_path_factory.mktemp("work")
+    for in_memory, share in ((True, 1 << 20), (False, 64), (False, 1 << 20)):
+        assert order_of(num_nodes, edges, work, in_memory, share, by_degree_class) == expected
+
+
+def test_out_degrees_count_not_in_degrees(tmp_path: Path):
+    edges = [(0, v, v - 1) for v in range(1, 6)] + [(v, 5, v + 5) for v in range(6, 9)]
+    order = order_of(10, sorted(edges), tmp_path, in_memory=True, find=by_degree_class)
+    assert order == [5, 1, 2, 3, 4, 0, 6, 7, 8, 9]  # 0 has the most in-edges, and no out-edge
 
 
 def test_a_path_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -62,7 +62,7 @@ def test_stripes(folder, monkeypatch):
 def test_ingest(folder):
     words = ["--folder", str(folder), *TINY, "--mem", "64M", "--rounds", "1"]
     ours, copy = run("ingest", [*words, "--undirected"])
-    assert (ours["mem"], ours["order"], ours["undirected"]) == ("64M", "bfs", True)
+    assert (ours["mem"], ours["order"], ours["undirected"]) == ("64M", "degree", True)
     assert ours["seconds"]["median"] > 0
     assert {"count_edges_s", "order_nodes_s"} <= ours.keys()
     expected = ours["seconds"]["median"] / copy["seconds"]["median"]
@@ -106,7 +106,7 @@ def test_hyperbatch(folder, tmp_path):
     lines = run("hyperbatch", words)
     assert [json.loads(text) for text in (tmp_path / "lines").read_text().splitlines()] == lines
     (ours,) = lines
-    assert (ours["size"], ours["limit"], ours["order"]) == (4, "2G", "bfs")
+    assert (ours["size"], ours["limit"], ours["order"]) == (4, "2G", "degree")
     assert "control group" in ours.get("skipped", "") or ours["over_bound"]["min"] > 0
 
 

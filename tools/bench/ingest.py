@@ -34,7 +34,7 @@ class SourceBenchOptions(GraphOptions):
 
 @dataclass(frozen=True)
 class IngestBenchOptions(SourceBenchOptions):
-    order: str = "bfs"
+    order: str = "degree"
     undirected: bool = False
 
 
