@@ -224,6 +224,18 @@ class SlotBroker:
             self._count(count)
             return self._found
 
+    def take_range(self, slots: range) -> bool:
+        """Take these slots if all of them are free now; returns whether they are taken."""
+        if len(slots) > self._left(self.num_slots):
+            return False
+        with self._changed:
+            free, index = self._free_mask(), np.arange(slots.start, slots.stop)
+            if slots.stop > free.size or not free[index].all():
+                return False
+            self._remove(index)
+            self._count(len(slots))
+            return True
+
     def take(self, count: int) -> list[int]:
         """Take `count` slots, adjacent or not.  Raises Refused as `take_run`."""
         self._check_limit(count)

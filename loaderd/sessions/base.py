@@ -292,9 +292,31 @@ class Allocation:
 
     def run(self, count: int, wait_s: float = WAIT_S) -> NDArray[np.uint8]:
         """Memory of `count` adjacent slots.  Raises Refused."""
-        first, size = self._broker.take_run(count, wait_s), self._arena.slot_bytes
+        return self.memory(self.adjacent(count, wait_s))
+
+    def adjacent(self, count: int, wait_s: float = WAIT_S) -> range:
+        """Adjacent slots.  Raises Refused."""
+        first = self._broker.take_run(count, wait_s)
         self._slots += range(first, first + count)
-        return self._arena.data[first * size : (first + count) * size]
+        return range(first, first + count)
+
+    def extend(self, slots: range, count: int) -> range:
+        """These slots and those that follow, `count` in all; as they are if others are in use."""
+        longer = range(slots.start, slots.start + count)
+        if not self._broker.take_range(longer[len(slots) :]):
+            return slots
+        self._slots += longer[len(slots) :]
+        return longer
+
+    def give(self, slots: range) -> None:
+        """Give some of its slots back."""
+        self._broker.give(list(slots))
+        self._slots = [slot for slot in self._slots if slot not in slots]
+
+    def memory(self, slots: range) -> NDArray[np.uint8]:
+        """The memory of adjacent slots."""
+        size = self._arena.slot_bytes
+        return self._arena.data[slots.start * size : slots.stop * size]
 
     def slots(self, count: int) -> list[int]:
         """Any slots.  Raises Refused."""

@@ -32,7 +32,6 @@ from loaderd.sampling.hyperbatch.session import (
     HyperMemory,
     Sampled,
     SamplingMemory,
-    StructureArea,
     StructureSampler,
 )
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces
@@ -282,10 +281,9 @@ def open_hyperbatches(resources: StoreResources, opening: SessionRequest) -> Sam
         )
         staying = regions.join(opening.alike)
         try:
-            wanted = LookAhead(resources, draft).sizing(
-                asked.request.hyperbatch, regions.kept(), opening.alike
-            )
-            hyper = None if wanted is None else _take(resources, draft, wanted, staying)
+            ahead = LookAhead(resources, draft)
+            wanted = ahead.sizing(asked.request.hyperbatch, regions.kept(), opening.alike)
+            hyper = None if wanted is None else _take(resources, draft, wanted, staying, ahead)
             if hyper is None:
                 _leave(resources, staying)
                 return _fall_back(resources, number, draft, plain)
@@ -374,19 +372,21 @@ def take_sampling(allocation: Allocation, slots: SamplingSlots, slot_bytes: int)
 
 
 def _take(
-    resources: StoreResources, draft: SessionDraft, sizing: HyperSizing, staying: StayingMember
+    resources: StoreResources,
+    draft: SessionDraft,
+    sizing: HyperSizing,
+    staying: StayingMember,
+    ahead: LookAhead,
 ) -> HyperMemory | None:
     """Take areas and cache; None if the arena's free slots lie too far apart."""
     allocation, settings = draft.allocation, resources.settings
     try:
-        areas = [
-            StructureArea(allocation.run(sizing.area, SHORT_WAIT_S)) for _ in range(sizing.areas)
-        ]
+        areas, early = ahead.take_areas(sizing.areas, sizing.area)
         sampling = None
         if sizing.sampling.slots:
             sampling = take_sampling(allocation, sizing.sampling, resources.budget.slot_bytes)
         if not sizing.shares:
-            return HyperMemory(sizing, areas, sampling, None)
+            return HyperMemory(sizing, areas, sampling, None, early)
         tables = allocation.run(sizing.tables, SHORT_WAIT_S)
         transit = [allocation.run(sizing.run, SHORT_WAIT_S) for _ in range(settings.readers)]
         rows = allocation.slots(sizing.rows)
@@ -397,7 +397,7 @@ def _take(
             resources.rows._replace(served=draft.served), sizing.shares, tables, rows, transit,
             row_cost(resources, transit), staying,
         )  # fmt: skip
-        return HyperMemory(sizing, areas, sampling, cache)
+        return HyperMemory(sizing, areas, sampling, cache, early)
     except Refused:
         return None
 

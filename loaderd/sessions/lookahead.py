@@ -22,6 +22,7 @@ from loaderd.memory.slots import SHORT_WAIT_S
 from loaderd.memory.workspace import Sizes, TableKind, workspace_bytes
 from loaderd.monitoring.devicecost import RUN_BYTES, DeviceCost
 from loaderd.monitoring.logs import log_event
+from loaderd.plans.base import Unit
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.hyperbatch.regions import region_rows, region_shift, rows_by_type
 from loaderd.sampling.hyperbatch.session import (
@@ -47,6 +48,7 @@ from loaderd.sessions.sizing import SessionSizing, WorkspaceNeed, add_workspaces
 log = logging.getLogger(__name__)
 
 _BATCHES = 16
+_KEPT_PART = 2  # batches are kept if they take this part of the memory that was taken for them
 _KEPT = 4  # requests whose batches are known
 
 
@@ -125,11 +127,20 @@ def row_cost(resources: StoreResources, buffers: Sequence[NDArray[np.uint8]]) ->
     return resources.gauge.cost(files, buffers)
 
 
+class _FirstBatches(NamedTuple):
+    """Batches that a session wants first, as they were sampled to size it."""
+
+    sampled: list[Sampled]
+    slots: range  # adjacent ones of the session that begin with them
+    used: int  # bytes
+
+
 class LookAhead:
     """Sizes a session by sampling some of its batches."""
 
     def __init__(self, resources: StoreResources, draft: SessionDraft) -> None:
         self._resources, self._draft = resources, draft
+        self._first: _FirstBatches | None = None
         # whether batches are sampled hop by hop over blocks
         self._together = resources.broker.graph_preferred < resources.budget.graph_blocks
 
@@ -155,7 +166,7 @@ class LookAhead:
         # are handed out: then one more is added.
         for more in (max(0, resources.settings.workers - 2), 1):
             try:
-                self._add_small_workspaces(seen.structures, more, self._share(alike) // 4)
+                self._add_small_workspaces(seen.structures, more, alike)
             except Refused:
                 return None
             sizing = self._size(estimate, asked)
@@ -169,7 +180,7 @@ class LookAhead:
         room = int(self._share(estimate.alike) * share)
         if estimate.alike > 1:
             with resources.broker.for_others():
-                pooled = resources.broker.row_slots(self._paid(estimate.alike))
+                pooled = resources.broker.row_slots(self._paid(estimate.alike)) + self._kept
             estimate = estimate._replace(beyond=max(0, int(pooled * share) - room))
         return size_hyperbatches(
             room, resources.rows._replace(served=draft.served), draft.need, estimate,
@@ -184,48 +195,100 @@ class LookAhead:
         """
         resources, draft, broker = self._resources, self._draft, self._resources.broker
         if alike == 1:
-            return broker.row_slots()
-        own = len(draft.allocation)
+            return broker.row_slots() + self._kept
+        own = len(draft.allocation) - self._kept
         if draft.sizes.table is TableKind.SHARED:
             own += resources.shared_tables().share(alike)
         pooled = broker.num_slots - broker.graph_preferred
         fair = (pooled >> (alike - 1).bit_length()) - own
-        return max(0, min(broker.row_slots(self._paid(alike)), fair))
+        return max(0, min(broker.row_slots(self._paid(alike)) + self._kept, fair))
+
+    @property
+    def _kept(self) -> int:
+        """Slots with the first batches, which become a part of the session's areas."""
+        return 0 if self._first is None else len(self._first.slots)
+
+    def forget(self) -> None:
+        """Give back the memory of the first batches, if there are any."""
+        first, self._first = self._first, None
+        if first is not None:
+            self._draft.allocation.give(first.slots)
+
+    def take_areas(self, number: int, size: int) -> tuple[list[StructureArea], list[Sampled]]:
+        """Take so many areas of `size` slots; if the last one has the first batches, these, too.
+
+        Raises Refused: the arena's free slots lie too far apart.
+        """
+        allocation, first = self._draft.allocation, self._first
+        found, slots, early = list[StructureArea](), range(0), list[Sampled]()
+        if first is not None and len(first.slots) <= size:
+            slots = allocation.extend(first.slots, size)
+        if first is not None and len(slots) == size:
+            self._first = None
+            found = [StructureArea(allocation.memory(slots), first.used)]
+            early = [sampled._replace(area=found[0]) for sampled in first.sampled]
+        self.forget()
+        while len(found) < number:
+            found.insert(0, StructureArea(allocation.run(size, SHORT_WAIT_S)))
+        return found, early
 
     def _paid(self, alike: int) -> int:
         """Its part of the slots of rows that stay already."""
         return self._draft.staying // alike
 
     def _sample(self) -> Seen | None:
-        """Sample some minibatches, in memory that is given back; None: there is no room."""
+        """Sample some minibatches; None: there is no room.
+
+        If they are those that the session begins with, they are kept for it.
+        """
         resources, spec, broker = self._resources, self._draft.spec, self._resources.broker
-        # over the whole epoch: seeds that are not shuffled change as it goes on
-        every = max(1, spec.plan.num_steps // _BATCHES)
-        units = [spec.plan.unit(0, step) for step in range(0, spec.plan.num_steps, every)]
-        units = units[:_BATCHES]
-        begun = concurrency.monotonic()
-        parts = [broker.row_slots() // 4 * (1 + self._together), broker.row_slots() // 4]
+        begun, allocation = concurrency.monotonic(), self._draft.allocation
+        quarter = broker.row_slots() // 4
+        try:
+            slots = allocation.adjacent(quarter * (1 + self._together), SHORT_WAIT_S)
+        except Refused:
+            return None
+        used = 0  # slots with batches to keep
         try:
             with resources.allocation() as room:
                 try:
-                    memory = [room.run(n, SHORT_WAIT_S) for n in parts[: 1 + self._together]]
-                    areas = [StructureArea(piece) for piece in memory]
+                    memory = allocation.memory(slots)
+                    scratch = [room.run(quarter, SHORT_WAIT_S)] if self._together else []
+                    area = StructureArea(memory)
                     with self._workers(room) as workers:
-                        sampler = self._sampler(areas[1:], workers)
-                        found = sampler.sample(units, 0, areas[0], lambda: False)
-                    if not found:
-                        return None
-                    seen = self._seen(found, areas[0].used)
-                    self._measure(memory[0])
-                    seconds = round(concurrency.monotonic() - begun, 2)
-                    log_event(
-                        log, logging.INFO, "looked ahead", batches=len(found), seconds=seconds
-                    )
-                    return seen
+                        sampler = self._sampler(
+                            [StructureArea(piece) for piece in scratch], workers
+                        )
+                        found = sampler.sample(self._units(), 0, area, lambda: False)
                 finally:
                     room.free()
+            if not found:
+                return None
+            seen = self._seen(found, area.used)
+            taken = -(-area.used // resources.budget.slot_bytes)
+            self._measure(memory[taken * resources.budget.slot_bytes :])
+            # areas of batches that are sampled one by one hold few of them
+            whole = self._together and spec.plan.resolved.shuffle
+            if whole and taken <= len(slots) // _KEPT_PART:
+                used = taken
+                self._first = _FirstBatches(found, slots[:used], area.used)
+            seconds = round(concurrency.monotonic() - begun, 2)
+            log_event(log, logging.INFO, "looked ahead", batches=len(found), seconds=seconds)
+            return seen
         except Refused:
             return None
+        finally:
+            allocation.give(slots[used:])
+
+    def _units(self) -> list[Unit]:
+        """The batches that are sampled: the first ones of an epoch.
+
+        Seeds that are not shuffled change as the epoch goes on: then some of all its batches.
+        """
+        plan = self._draft.spec.plan
+        every = 1 if plan.resolved.shuffle else max(1, plan.num_steps // _BATCHES)
+        steps = range(0, plan.num_steps, every)
+        return [plan.unit(0, step) for step in steps[:_BATCHES]]
 
     def _measure(self, memory: NDArray[np.uint8]) -> None:
         """Measure what reading rows costs, through memory that is not in use."""
@@ -277,20 +340,26 @@ class LookAhead:
             return block_sampler(resources, spec, workers, SamplingMemory(scratch[0]))
         return BatchSampler(lambda u, w: resources.builder.structure(spec, u, w), workers)
 
-    def _add_small_workspaces(self, seen: Sequence[Structure], number: int, room: int) -> None:
-        """Add workspaces beside the large one, as many as `room` slots hold.  Raises Refused."""
+    def _add_small_workspaces(self, seen: Sequence[Structure], number: int, alike: int) -> None:
+        """Add workspaces beside the large one, in a quarter of the share.  Raises Refused."""
         resources, draft = self._resources, self._draft
         worst = draft.spec.plan.shape()
         shape = usual_shape(seen, worst, draft.spec.plan.resolved.fanouts)
         large, small = (workspace_bytes(s, draft.sizes) for s in (worst, shape))
         is_small = small < large * 3 // 4
-        room *= resources.budget.slot_bytes
+        room = self._share(alike) // 4 * resources.budget.slot_bytes
         number = min(number, max(1, room // (small if is_small else large)))
-        chosen = shape if is_small else worst
-        add_workspaces(
-            resources, draft.allocation, draft.workspaces, draft.sizes,
-            WorkspaceNeed(chosen, number, draft.sizing.transit, is_small), SHORT_WAIT_S,
-        )  # fmt: skip
+        need = WorkspaceNeed(shape if is_small else worst, number, draft.sizing.transit, is_small)
+        while True:
+            try:
+                add_workspaces(
+                    resources, draft.allocation, draft.workspaces, draft.sizes, need, SHORT_WAIT_S
+                )
+                return
+            except Refused:
+                if not self._kept:
+                    raise
+                self.forget()  # rather sample the first batches again
 
     def _estimate(self, found: Seen) -> Estimate:
         plan, seen = self._draft.spec.plan, found.structures

@@ -64,7 +64,9 @@ class OfflineSampler(Closing):
     def _open(self, draft: SessionDraft, allocation: Allocation) -> None:
         resources, spec = self._engine.resources, draft.spec
         workers = SessionWorkers(draft.workspaces, resources.workers.later, lambda: None, 0)
-        sizing = LookAhead(resources, draft).sizing(0)
+        ahead = LookAhead(resources, draft)
+        sizing = ahead.sizing(0)
+        ahead.forget()  # every epoch is sampled alike
         self._sampler: StructureSampler
         if sizing is None:  # the graph is in memory, or there is room for one batch at a time only
             slot_bytes = resources.budget.slot_bytes

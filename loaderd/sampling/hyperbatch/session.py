@@ -8,7 +8,7 @@ numbered in their run; a batch's rows stay until the client has released it.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -32,8 +32,9 @@ class AreaFull(Exception):
 class StructureArea:
     """Arrays one after the other in a piece of memory, all freed at once."""
 
-    def __init__(self, memory: NDArray[np.uint8]) -> None:
-        self._memory, self._used = memory, 0
+    def __init__(self, memory: NDArray[np.uint8], used: int = 0) -> None:
+        """`used`: bytes at the beginning that are taken."""
+        self._memory, self._used = memory, used
         self._lock = concurrency.Lock()
         self.left = 0  # batches whose structure is still needed
 
@@ -139,6 +140,8 @@ class HyperMemory(NamedTuple):
     areas: list[StructureArea]
     sampling: SamplingMemory | None  # if batches are sampled together
     cache: RowProvider | None  # None: rows are read batch by batch
+    # batches that are likely to be wanted first, sampled already; they lie in the last area
+    early: Sequence[Sampled] = ()
 
 
 class _Cancelled(Exception):
@@ -200,9 +203,10 @@ class Hyper:
         self._plan, self._sampler, self.cache = plan, sampler, memory.cache
         self.size, self._chunk = memory.sizing.size, memory.sizing.chunk
         # a run begins with one batch, unless passes over the graph sample all at the same cost
-        self._first = 1 if memory.sampling is None else self._chunk
+        self._first = 1 if memory.sampling is None else len(memory.early) or self._chunk
         self._owner, self._trace = owner, trace
         self._areas, self._free = memory.areas, list(memory.areas)
+        self._early = memory.early
         self._changed = concurrency.Condition()
         self._run: _Run | None = None
         self._stopped = self._closed = False
@@ -318,7 +322,7 @@ class Hyper:
 
         A `wake` that comes meanwhile is not missed: the next check asks again.
         """
-        maximum = self._chunk if run.batches else self._first
+        maximum = self._chunk if run.batches else max(self._first, len(self._early))
         asked = self._owner.ask(run.number, maximum - len(run.ahead))
         with self._changed:
             run.ahead.extend(asked)
@@ -343,11 +347,16 @@ class Hyper:
                 self._drop(area, 1)
             return
         wanted = list(run.ahead)
-        sampled: list[Sampled] = []
+        sampled: Sequence[Sampled] = []
         begun = concurrency.perf_counter_ns()
         try:
             units = [self._plan.unit(w.epoch, w.step) for w in wanted]
-            sampled = self._sampler.sample(units, run.batches, area, lambda: run is not self._run)
+            sampled = self._take_early(units, area)
+            if not sampled:
+                some = units if run.batches else units[: self._first]
+                sampled = self._sampler.sample(
+                    some, run.batches, area, lambda: run is not self._run
+                )
             if not sampled and run is self._run:
                 raise BatchFailed("a batch's structure takes more than there is room for")
         except BaseException as error:
@@ -363,6 +372,18 @@ class Hyper:
             self.counters["hyper_sample_ns"] += self._stage(0, run, begun)
             self._changed.notify_all()
             self._drop(area, 1)
+
+    def _take_early(self, units: Sequence[Unit], area: StructureArea) -> Sequence[Sampled]:
+        """The first of these batches, if they were sampled early; else none, in an empty area.
+
+        Only the first batches of a session may have been.  By the sampling thread.
+        """
+        early, self._early = self._early, ()
+        pairs = takewhile(lambda pair: pair[0].unit == pair[1], zip(early, units, strict=False))
+        found = [sampled for sampled, _ in pairs]
+        if early and not found:
+            area.rewind()
+        return found
 
     def _may_gather(self) -> bool:
         """Whether a hyperbatch is sampled, or as much of it as there will be."""

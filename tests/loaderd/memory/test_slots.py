@@ -160,6 +160,23 @@ def test_what_is_taken_for_others_counts_for_the_user_and_not_for_the_session():
     assert broker.available() == 36
 
 
+def test_a_range_is_taken_only_if_all_of_it_is_free():
+    store = Store(range(40))
+    first = store.broker.take_run(8)
+    above, below = range(first + 4, first + 12), range(first - 4, first)
+    for slots_ in (above, range(first - 1, first + 1), range(36, ARENA + 4)):
+        assert not store.broker.take_range(slots_)
+        assert store.broker.free() == 40 - 8 - LEAST
+    with store.broker.at_most(3):
+        assert not store.broker.take_range(below)
+    with store.broker.at_most(5):
+        assert store.broker.take_range(below)
+        assert store.broker.free() == 1
+    assert not store.owned() & {*below}
+    store.broker.give([*below, *range(first, first + 8)])
+    assert store.owned() == {*range(40)}
+
+
 def test_slots_that_hold_blocks_in_use_are_not_taken():
     store = Store(range(20))
     held = store.rows.hold(0, np.arange(10))

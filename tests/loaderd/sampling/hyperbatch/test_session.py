@@ -93,14 +93,23 @@ class Cache:
 class Parts:
     """A session, its fakes, and how a client takes batches."""
 
-    def __init__(self, steps: int, areas: int, cache: Cache | None, size: int = 3) -> None:
+    def __init__(
+        self, steps: int, areas: int, cache: Cache | None, size: int = 3, early: int = 0
+    ) -> None:
+        """`early`: batches of epoch 0 that are sampled already."""
         self.steps = steps
         plan: Any = SimpleNamespace(unit=lambda e, s: Unit(e, s, s, s + 1))
         self.sampler, self.hand, self.cache = Sampler(), Hand(), cache
         places = [StructureArea(np.zeros(1024, np.uint8)) for _ in range(areas)]
         self.areas = places
         sizing: Any = SimpleNamespace(size=size, chunk=3)
-        memory = HyperMemory(sizing, places, None, cache)  # type: ignore[arg-type]
+        units = [Unit(0, step, step, step + 1) for step in range(early)]
+        sampled = [
+            Sampled(i, unit, None, _arrays(unit), places[-1])  # type: ignore[arg-type]
+            for i, unit in enumerate(units)
+        ]
+        places[-1].take(np.uint8, len(sampled))
+        memory = HyperMemory(sizing, places, None, cache, sampled)  # type: ignore[arg-type]
         self.hyper = Hyper(plan, self.sampler, memory, self.hand)
 
     def want(self, run: int, epoch: int, step: int = 0, stride: int = 1) -> None:
@@ -127,9 +136,9 @@ class Parts:
 
 @contextmanager
 def session(
-    steps: int = 10, areas: int = 2, cache: Cache | None = None, size: int = 3
+    steps: int = 10, areas: int = 2, cache: Cache | None = None, size: int = 3, early: int = 0
 ) -> Iterator[Parts]:
-    parts = Parts(steps, areas, cache, size)
+    parts = Parts(steps, areas, cache, size, early)
     try:
         yield parts
     finally:
@@ -146,6 +155,47 @@ def test_steps_come_in_order_by_their_stride(areas, cached, first, stride):
             steps = range(first, 10, stride)
             assert parts.take(len(steps)) == [(run, 5 + run, step) for step in steps]
         assert parts.hand.got.empty()
+
+
+@pytest.mark.parametrize("areas", [1, 2])
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(
+    ("epoch", "first", "stride", "taken"),
+    [(0, 0, 1, 4), (0, 0, 2, 1), (0, 1, 1, 0), (1, 0, 1, 0), (0, 9, 1, 0)],
+)
+def test_what_was_sampled_early_is_not_sampled_again(areas, cached, epoch, first, stride, taken):
+    """As many of these batches as are wanted first; else their area is free."""
+    steps, asked = [*range(first, 10, stride)], list[int]()
+
+    def note(units: Any) -> None:
+        asked.extend(unit.step for unit in units)
+        assert asked[0] != steps[0] or parts.areas[-1].used == 0
+
+    with session(areas=areas, cache=Cache() if cached else None, early=4) as parts:
+        parts.sampler.before = note
+        parts.sampler.maximum = 10
+        parts.begin(1, epoch, first, stride)
+        assert parts.take(len(steps)) == [(1, epoch, step) for step in steps]
+        assert asked == steps[taken:]
+        parts.begin(2, 0)
+        assert parts.take(10) == [(2, 0, step) for step in range(10)]  # sampled by now
+        assert asked[len(steps) - taken :] == [*range(10)]
+
+
+def test_what_was_sampled_early_waits_until_something_is_wanted():
+    with session(areas=1, early=4) as parts:
+        with parts.hand.lock:
+            parts.hand.run = 1
+        parts.hyper.begin(1)
+        with parts.hyper._changed:
+            assert parts.hyper._changed.wait_for(lambda: not parts.hyper._more, WAIT_S)
+        parts.hyper.wake()
+        asked: list[int] = []
+        parts.sampler.before = lambda units: asked.extend(unit.step for unit in units)
+        parts.want(1, 0)
+        parts.hyper.wake()
+        assert parts.take(10) == [(1, 0, step) for step in range(10)]
+        assert asked == [4, 5, 6, 7, 8, 9]
 
 
 def test_a_run_goes_on_elsewhere_with_the_rows_it_has():
