@@ -284,6 +284,11 @@ class GraphPool(BlockPool):
         shared = max(SHARED_BLOCKS, self.on_account[Account.SHARED])
         return min(self._total, files + shared + min(self._reserve, self._total - files))
 
+    @property
+    def missing(self) -> int:
+        """Slots that it lacks to hold all blocks."""
+        return max(0, self._total - self.num_owned)
+
     def shared_room(self) -> int:
         """Blocks that the shared account may pin in all."""
         if (owned := self._after_waiting()) >= self._total:

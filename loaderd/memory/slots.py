@@ -169,6 +169,35 @@ class SlotBroker:
         found: list[_Limit] = self._limits.all
         return found
 
+    @contextmanager
+    def lent_to_graph(self) -> Iterator[None]:
+        """Inside, the graph pool has free slots of the row pool, too, as far as it lacks any.
+
+        If some of them are still in use after a while, it keeps them all.
+        """
+        with self._changed:
+            free = np.flatnonzero(self._free_mask() & ~self._of_graph)
+            lent = free[: self._graph.missing]
+            self._graph.add_slots(self._remove(lent))
+            self._of_graph[lent] = True
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                idle = self._wait_for_slots(lambda: self._idle(lent), lent.size, SHORT_WAIT_S)
+                own = lent[self._graph.owned()[lent]]  # others may have taken some
+                if idle:
+                    self._rows.add_slots(self._remove(own))
+                self._of_graph[lent if idle else np.setdiff1d(lent, own)] = False
+                self._changed.notify_all()
+
+    def _idle(self, slots: NDArray[np.int64]) -> bool:
+        """Whether those of these slots that are in the graph pool can be taken out of it."""
+        own = slots[self._graph.owned()[slots]]
+        kept = max(self._graph.minimum, self._graph.required())
+        return self._graph.num_owned - own.size >= kept and not self._graph.pinned()[own].any()
+
     def available(self) -> int:
         """Slots that may be taken if nothing is pinned."""
         found = self.pooled()

@@ -244,8 +244,11 @@ class LookAhead:
         resources, spec, broker = self._resources, self._draft.spec, self._resources.broker
         begun, allocation = concurrency.monotonic(), self._draft.allocation
         quarter = broker.row_slots() // 4
+        size = quarter
+        if self._together:  # the smaller it is, the more of the graph is read only once
+            size = min(2 * quarter, max(quarter, _BATCHES * self._draft.need.structure))
         try:
-            slots = allocation.adjacent(quarter * (1 + self._together), SHORT_WAIT_S)
+            slots = allocation.adjacent(size, SHORT_WAIT_S)
         except Refused:
             return None
         used = 0  # slots with batches to keep
@@ -259,7 +262,8 @@ class LookAhead:
                         sampler = self._sampler(
                             [StructureArea(piece) for piece in scratch], workers
                         )
-                        found = sampler.sample(self._units(), 0, area, lambda: False)
+                        with broker.lent_to_graph():
+                            found = sampler.sample(self._units(), 0, area, lambda: False)
                 finally:
                     room.free()
             if not found:

@@ -177,6 +177,54 @@ def test_a_range_is_taken_only_if_all_of_it_is_free():
     assert store.owned() == {*range(40)}
 
 
+def test_the_graph_gives_back_what_was_lent_to_it():
+    store = Store(range(40))
+    taken = store.broker.take(22)
+    with store.broker.lent_to_graph():  # 12 row slots are free, 14 blocks have no slot
+        assert store.graph.num_owned == store.broker.graph_preferred == 18
+        assert store.broker.num_slots == 40
+        held = store.graph.hold(0, np.arange(18))
+        store.graph.loaded(0, held.blocks, held.slots)
+        store.graph.drop(held.slots)
+        inside = store.broker.take(4)  # the graph's, as no others are free
+    assert store.graph.num_owned + len({*inside} & {*range(6)}) == store.broker.graph_preferred == 6
+    store.broker.give(taken + inside)
+    assert (store.graph.num_owned, store.rows.num_owned) == (6, 34)
+    assert store.broker.whole
+
+
+def test_no_more_is_lent_than_the_graph_lacks():
+    store = Store(range(40))
+    with store.broker.lent_to_graph():
+        assert (store.graph.num_owned, store.rows.num_owned) == (20, 20)
+        with store.broker.lent_to_graph():
+            assert store.graph.num_owned == 20
+    assert (store.graph.num_owned, store.rows.num_owned) == (6, 34)
+
+
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_what_is_lent_may_be_in_use_for_a_while(monkeypatch, is_dropped):
+    monkeypatch.setattr(slots, "SHORT_WAIT_S", 30.0 if is_dropped else 0.0)
+    changed = Watched()
+    store = Store(range(40), changed)
+
+    def drop() -> None:
+        assert changed.waiting.wait(10)
+        with changed:
+            store.graph.drop(held.slots)
+            changed.notify_all()
+
+    with ThreadPoolExecutor(1) as threads, store.broker.lent_to_graph():
+        held = store.graph.hold(0, np.arange(20))
+        store.graph.loaded(0, held.blocks, held.slots)
+        if is_dropped:
+            threads.submit(drop)
+    kept = 6 if is_dropped else 20
+    assert store.graph.num_owned == store.broker.graph_preferred == kept
+    assert store.rows.num_owned == 40 - kept
+    assert store.broker.num_slots == 40
+
+
 def test_slots_that_hold_blocks_in_use_are_not_taken():
     store = Store(range(20))
     held = store.rows.hold(0, np.arange(10))
@@ -238,6 +286,19 @@ class Model(RuleBasedStateMachine):
         if self.held:
             pool, held = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
             pool.drop(held)
+
+    @rule(
+        which=st.integers(0, 1), first=st.integers(0, 19), n=st.integers(0, 9), some=st.booleans()
+    )
+    def lend(self, which, first, n, some):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(slots, "SHORT_WAIT_S", 0.0)
+            with self.stores[which].broker.lent_to_graph():
+                self.each_slot_is_in_one_place()
+                self.hold(which, True, first, n)
+                if some:
+                    self.take_now(which, n, 0)
+                    self.take_run(which, max(1, n))
 
     @rule(which=st.integers(0, 1), count=st.integers(0, 30), wish=st.integers(0, 10))
     def move(self, which, count, wish):
