@@ -95,9 +95,13 @@ def hyperbatch_reads(
     if memory.graph_stays:
         looked, blocks = float(memory.budget.graph_blocks), 0.0
     else:
-        # the batches sampled at the attach take a pass for each hop
+        # The batches sampled at the attach take a pass for each hop.  After the first one, blocks
+        # are where memory is free: a half of the row pool.
         seen, hops = min(LOOKED_AT, steps), range(len(occupancy.edges))
-        looked = sum(graph_pass(manifest, occupancy, seen, [hop], slots) for hop in hops)
+        held = slots + (memory.budget.num_slots - slots) // 2
+        looked = sum(
+            graph_pass(manifest, occupancy, seen, [hop], held if hop else slots) for hop in hops
+        )
         blocks = graph_passes(manifest, occupancy, _groups(steps, sizing), slots)
     first, graph = Load(looked * block, looked), Load(blocks * block, blocks)
     epoch, groups = graph, _groups(steps, sizing)
