@@ -294,9 +294,9 @@ class Allocation:
         """Memory of `count` adjacent slots.  Raises Refused."""
         return self.memory(self.adjacent(count, wait_s))
 
-    def adjacent(self, count: int, wait_s: float = WAIT_S) -> range:
-        """Adjacent slots.  Raises Refused."""
-        first = self._broker.take_run(count, wait_s)
+    def adjacent(self, count: int, wait_s: float = WAIT_S, low: bool = False) -> range:
+        """Adjacent slots; `low`: as of `SlotBroker.take_run`.  Raises Refused."""
+        first = self._broker.take_run(count, wait_s, low)
         self._slots += range(first, first + count)
         return range(first, first + count)
 

@@ -248,7 +248,8 @@ class LookAhead:
         if self._together:  # the smaller it is, the more of the graph is read only once
             size = min(2 * quarter, max(quarter, _BATCHES * self._draft.need.structure))
         try:
-            slots = allocation.adjacent(size, SHORT_WAIT_S)
+            # at the bottom, where what is kept does not divide the slots that are free afterwards
+            slots = allocation.adjacent(size, SHORT_WAIT_S, low=True)
         except Refused:
             return None
         used = 0  # slots with batches to keep

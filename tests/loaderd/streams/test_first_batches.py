@@ -111,3 +111,14 @@ def test_seeds_in_order_are_looked_at_all_over_the_epoch(
         ahead = [step for _, step in sampled]
         assert (len(ahead), ahead[0], ahead[1] - ahead[0]) == (AHEAD, 0, STEPS // AHEAD)
         assert len(batches(trainer)) == STEPS
+
+
+@pytest.mark.parametrize("mib", [10, 48, 64])
+def test_what_is_kept_does_not_divide_the_free_slots(store: Path, mib: int):
+    """Sessions that come later need adjacent ones."""
+    with Serving(store, mib << 20) as serving:
+        trainer = serving.attach("hyperbatch", **ASKED)
+        broker = serving.engine.broker
+        rows = broker.row_slots()
+        broker.give([*range(first := broker.take_run(rows, 0.0), first + rows)])
+        assert batches(trainer) == plain(store)
