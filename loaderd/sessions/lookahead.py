@@ -48,7 +48,7 @@ from loaderd.sessions.sizing import SessionSizing, WorkspaceNeed, add_workspaces
 log = logging.getLogger(__name__)
 
 _BATCHES = 16
-_KEPT_PART = 2  # batches are kept if they take this part of the memory that was taken for them
+_USED_PART = 2  # batches are kept if they take at most a half of the memory they were sampled in
 _KEPT = 4  # requests whose batches are known
 
 
@@ -180,7 +180,7 @@ class LookAhead:
         room = int(self._share(estimate.alike) * share)
         if estimate.alike > 1:
             with resources.broker.for_others():
-                pooled = resources.broker.row_slots(self._paid(estimate.alike)) + self._kept
+                pooled = resources.broker.row_slots(self._paid(estimate.alike)) + self._first_slots
             estimate = estimate._replace(beyond=max(0, int(pooled * share) - room))
         return size_hyperbatches(
             room, resources.rows._replace(served=draft.served), draft.need, estimate,
@@ -195,16 +195,16 @@ class LookAhead:
         """
         resources, draft, broker = self._resources, self._draft, self._resources.broker
         if alike == 1:
-            return broker.row_slots() + self._kept
-        own = len(draft.allocation) - self._kept
+            return broker.row_slots() + self._first_slots
+        own = len(draft.allocation) - self._first_slots
         if draft.sizes.table is TableKind.SHARED:
             own += resources.shared_tables().share(alike)
         pooled = broker.num_slots - broker.graph_preferred
         fair = (pooled >> (alike - 1).bit_length()) - own
-        return max(0, min(broker.row_slots(self._paid(alike)) + self._kept, fair))
+        return max(0, min(broker.row_slots(self._paid(alike)) + self._first_slots, fair))
 
     @property
-    def _kept(self) -> int:
+    def _first_slots(self) -> int:
         """Slots with the first batches, which become a part of the session's areas."""
         return 0 if self._first is None else len(self._first.slots)
 
@@ -253,20 +253,10 @@ class LookAhead:
         except Refused:
             return None
         used = 0  # slots with batches to keep
+        memory = allocation.memory(slots)
+        area = StructureArea(memory)
         try:
-            with resources.allocation() as room:
-                try:
-                    memory = allocation.memory(slots)
-                    scratch = [room.run(quarter, SHORT_WAIT_S)] if self._together else []
-                    area = StructureArea(memory)
-                    with self._workers(room) as workers:
-                        sampler = self._sampler(
-                            [StructureArea(piece) for piece in scratch], workers
-                        )
-                        with broker.lent_to_graph():
-                            found = sampler.sample(self._units(), 0, area, lambda: False)
-                finally:
-                    room.free()
+            found = self._sample_into(area, quarter)
             if not found:
                 return None
             seen = self._seen(found, area.used)
@@ -274,7 +264,7 @@ class LookAhead:
             self._measure(memory[taken * resources.budget.slot_bytes :])
             # areas of batches that are sampled one by one hold few of them
             whole = self._together and spec.plan.resolved.shuffle
-            if whole and taken <= len(slots) // _KEPT_PART:
+            if whole and taken <= len(slots) // _USED_PART:
                 used = taken
                 self._first = _FirstBatches(found, slots[:used], area.used)
             seconds = round(concurrency.monotonic() - begun, 2)
@@ -284,6 +274,16 @@ class LookAhead:
             return None
         finally:
             allocation.give(slots[used:])
+
+    def _sample_into(self, area: StructureArea, scratch: int) -> list[Sampled]:
+        """Sample; block by block that takes so many slots of scratch.  Raises Refused."""
+        with contextlib.ExitStack() as stack:
+            room = self._resources.allocation()
+            stack.callback(room.free)
+            pieces = [StructureArea(room.run(scratch, SHORT_WAIT_S))] if self._together else []
+            workers = stack.enter_context(self._workers(room))
+            stack.enter_context(self._resources.broker.lent_to_graph())
+            return self._sampler(pieces, workers).sample(self._units(), 0, area, lambda: False)
 
     def _units(self) -> list[Unit]:
         """The batches that are sampled: the first ones of an epoch.
@@ -362,7 +362,7 @@ class LookAhead:
                 )
                 return
             except Refused:
-                if not self._kept:
+                if not self._first_slots:
                     raise
                 self.forget()  # rather sample the first batches again
 

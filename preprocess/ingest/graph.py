@@ -135,7 +135,7 @@ class IngestRun(PipelineRun):
         """
         options, contents = self._options, self._contents
         order = None
-        if options.order in ("bfs", "degree"):
+        if options.is_breadth_first:
             find = breadth_first if options.order == "bfs" else by_degree_class
             with self._open_columns() as file:
                 order = find(file, self._share - file.held_bytes, self.progress)

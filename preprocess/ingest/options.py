@@ -117,6 +117,11 @@ class IngestOptions(StoreSettings, SourceSettings):
         return self.order != "source" or self.partition is not None
 
     @property
+    def is_breadth_first(self) -> bool:
+        """Whether the graph is visited breadth-first to find the order of nodes."""
+        return self.order in ("bfs", "degree")
+
+    @property
     def drop_equal(self) -> bool:
         """Whether only the edge with the smallest id is kept of equal ones."""
         return self.undirected or self.duplicates == "drop"
@@ -124,7 +129,7 @@ class IngestOptions(StoreSettings, SourceSettings):
     @property
     def needs_columns(self) -> bool:
         """Whether sorted columns are needed to find the order of nodes or their partition."""
-        return self.partition is not None or self.order in ("bfs", "degree")
+        return self.partition is not None or self.is_breadth_first
 
     def check(self) -> None:
         """Raises BadInput if no graph can be stored with these options."""

@@ -108,7 +108,7 @@ def node_bytes(options: IngestOptions) -> int:
     minimum = influence_node_bytes(options)
     if options.partition is not None:
         minimum = max(minimum, options.partition.node_bytes)
-    if options.order in ("bfs", "degree"):
+    if options.is_breadth_first:
         return max(BFS_NODE_BYTES, minimum)
     return max(RENAMED_NODE_BYTES if options.renames else SOURCE_NODE_BYTES, minimum)
 
