@@ -175,7 +175,7 @@ class BlockReader(Closing):
         runs[:, PAGES] = geometry.pages_per_block
         asked = _Placing(file, runs, slots * self._slot_bytes, are_blocks=True)
         task = partial(self._place_pages, asked)
-        self._ask(file, runs, MERGE_BYTES // PAGE_BYTES, task).wait()
+        self._ask(file, runs, MERGE_BYTES // PAGE_BYTES, task, urgent=True).wait()
 
     def stream(
         self,

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES
-from blockstore.kernels.intrinsics import mulhi, prefetch, wrap_mul
+from blockstore.kernels.intrinsics import mulhi, popcount, prefetch, wrap_mul
 from blockstore.kernels.jit import inner, leaf
 from blockstore.kernels.rows import NO_ROW, copy_row
 
@@ -179,33 +179,36 @@ def find_entries(rows, num, table, out):
 
 
 @leaf
-def list_absent(nodes, num, first, num_nodes, table, until, bits, out, count):
-    """Append the rows that have no entry to `out`, each once; entries found stay until `until`.
+def list_absent(bits, table, until, out):
+    """List the rows of a set that have no entry, ascending; entries found stay until `until`.
 
-    Rows of regions that stay are left out.  `until` is the last batch of a group; what a group uses
-    counts once in `uses`.
+    Rows of regions that stay are left out.  `until` is the last batch of a group, whose rows these
+    are; what a group uses counts once in `uses`.
 
-    bits   uint64 (num_nodes // 64 + 1,)   the rows that are listed
-    out    id_dtype                        rows, count of them so far
+    bits   uint64 (words,)    the set
+    out    id_dtype (room,)   out: rows; room for all of the set that may leave
 
-    Returns the new count, int64.
+    Returns how many are listed, int64.
     """
-    one, low = np.uint64(1), np.uint64(63)
-    last, uses = table.last, table.uses
-    for i in range(num):
-        _ask_ahead(nodes, i, num, first, num_nodes, table)
-        row = _transient(nodes, i, num, first, num_nodes, table)
-        if row < 0:
-            continue
-        mask = one << (np.uint64(row) & low)
-        if bits[row >> 6] & mask:
-            continue
+    one, found = np.uint64(1), 0
+    for word in range(bits.size):
+        left = bits[word]
+        while left:
+            row = 64 * word + np.int64(popcount((left & (~left + one)) - one))
+            left &= left - one
+            if not table.stays[row >> table.shift]:
+                out[found] = row
+                found += 1
+    last, uses, count = table.last, table.uses, 0
+    for i in range(found):
+        if i + _AHEAD < found:
+            prefetch(table.slots, _home(np.uint64(out[i + _AHEAD]) & _LOW, table.slots))
+        row = np.int64(out[i])
         entry = _entry(row, table)
         if entry < 0:
-            bits[row >> 6] |= mask
             out[count] = row
             count += 1
-        elif last[entry] != until:
+        else:
             last[entry] = until
             uses[entry] = min(uses[entry] + 1, _MAX_USES)
     return count

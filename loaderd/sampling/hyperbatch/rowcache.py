@@ -166,17 +166,31 @@ class RowCache:
 
     def count_fitting(self, batches: Sequence[Needs]) -> int:
         """How many of the batches, from the first on, fit together; 0: not even the first."""
-        counts = [np.zeros(t.table.stays.size, np.int64) for t in self.types]
+        counts = self._no_rows()
+        for number, needs in enumerate(batches):
+            self._add_rows(needs, counts)
+            if not self._fit(counts):
+                return number
+        return len(batches)
+
+    def _fit(self, counts: Sequence[NDArray[np.int64]]) -> bool:
+        """Whether there is an entry for each row that may leave."""
+        return all(
+            count[t.table.stays == 0].sum() <= t.table.node.size
+            for t, count in zip(self.types, counts, strict=True)
+        )
+
+    def _no_rows(self) -> list[NDArray[np.int64]]:
+        """Begin a set of rows; returns how many are of each region of each type."""
         for t in self.types:
             t.bits[:] = 0
-        for number, needs in enumerate(batches):
-            for t, count in zip(self.types, counts, strict=True):
-                shift = t.table.shift
-                for piece in self._passing_of(needs)[t.number]:
-                    count_new(piece, piece.size, t.first, t.num_nodes, t.bits, shift, count)
-                if count[t.table.stays == 0].sum() > t.table.node.size:
-                    return number
-        return len(batches)
+        return [np.zeros(t.table.stays.size, np.int64) for t in self.types]
+
+    def _add_rows(self, needs: Needs, counts: Sequence[NDArray[np.int64]]) -> None:
+        """Add the rows of a batch to the set, and to its `counts`."""
+        for t, count in zip(self.types, counts, strict=True):
+            for piece in self._passing_of(needs)[t.number]:
+                count_new(piece, piece.size, t.first, t.num_nodes, t.bits, t.table.shift, count)
 
     def bring(
         self, group: Sequence[Needs], later: Sequence[Needs], oldest: Callable[[int], int]
@@ -195,29 +209,22 @@ class RowCache:
             self._passing_of(needs)
         self.rows_wanted += sum(piece.size for needs in group for piece in needs.pieces)
         self._fill(group, oldest)
+        counts = self._no_rows()
+        for needs in group:
+            self._add_rows(needs, counts)
+        fits = self._fit(counts)
+        assert fits  # `listed` has room for all of them
         for t in self.types:
-            t.num_listed, t.bits[:] = 0, 0
-            for _, piece in self._pieces(t, group):
-                t.num_listed = list_absent(
-                    piece, piece.size, t.first, t.num_nodes, t.table, until, t.bits, t.listed,
-                    t.num_listed,
-                )  # fmt: skip
+            t.num_listed = list_absent(t.bits, t.table, until, t.listed)
             t.table.coming[:] = NEVER
             for needs, piece in self._pieces(t, reversed(later)):
                 note_use(
                     piece, piece.size, t.first, t.num_nodes, t.table, needs.batch, t.table.coming
                 )
-        for t in self.types:
-            t.listed[: t.num_listed].sort()
         with self.expected.announced(self.types, later):
             for t in self.types:
-                self._bring_type(t, group[0].batch, until, oldest)
+                self._bring_type(t, group, oldest)
         self._delivered = True
-        for t in self.types:
-            for needs, piece in self._pieces(t, group):
-                note_use(
-                    piece, piece.size, t.first, t.num_nodes, t.table, needs.batch, t.table.last
-                )
         for batch in [batch for batch in self._passing if batch <= until]:
             del self._passing[batch]
 
@@ -355,9 +362,10 @@ class RowCache:
                 low = t.listed.size // RUNS_HELD - low
 
     def _bring_type(
-        self, t: CachedType, now: int, until: int, oldest: Callable[[int], int]
+        self, t: CachedType, group: Sequence[Needs], oldest: Callable[[int], int]
     ) -> None:
         """Bring in listed rows by chunks: make room, plan runs, read two chunks at a time."""
+        now, until = group[0].batch, group[-1].batch
         low, known, turn = 0, oldest(-1), 0
         try:
             with ReadingQueue(RUNS_HELD) as queue:
@@ -375,6 +383,11 @@ class RowCache:
                     low, turn = low + found, turn + 1
                     queue.add(self._read(t, low - found, low, chosen[:found]))
                     self.rows_read += found
+                # while the last chunks come
+                for needs, piece in self._pieces(t, group):
+                    note_use(
+                        piece, piece.size, t.first, t.num_nodes, t.table, needs.batch, t.table.last
+                    )
         except BaseException:
             # they are not known to be there
             with self._slots_lock:
@@ -415,8 +428,9 @@ class RowCache:
                     self._transit,
                     self._copier(t, a, own, (places, low, area)),
                     rows=t.listed[low:high],
-                    # until these are there, every session reads such rows one by one
-                    urgent=entries is None,
+                    # until regions are there, every session reads such rows one by one; and a
+                    # client waits for its first batch
+                    urgent=entries is None or not self._delivered,
                 )
             )
         return readings
