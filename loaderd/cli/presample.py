@@ -21,7 +21,7 @@ from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attach
 from loaderd.api.requests import check_attach
 from loaderd.memory.ledger import EngineSettings
-from loaderd.sampling.hyperbatch.session import Sampled
+from loaderd.sampling.hyperbatch.areas import Sampled
 from loaderd.sessions.offline import OfflineSampler
 from loaderd.sessions.sizing import resolve_sampled
 

@@ -173,13 +173,12 @@ class SlotBroker:
     def lent_to_graph(self) -> Iterator[None]:
         """Inside, the graph pool has free slots of the row pool, too, as far as it lacks any.
 
-        If some of them are still in use after a while, it keeps them all.
+        They count as the row pool's.  If some are still in use after a while, the graph keeps them.
         """
         with self._changed:
-            free = np.flatnonzero(self._free_mask() & ~self._of_graph)
+            free = np.flatnonzero(self._free_mask() & self._rows.owned())
             lent = free[: self._graph.missing]
             self._graph.add_slots(self._remove(lent))
-            self._of_graph[lent] = True
             self._changed.notify_all()
         try:
             yield
@@ -189,8 +188,19 @@ class SlotBroker:
                 own = lent[self._graph.owned()[lent]]  # others may have taken some
                 if idle:
                     self._rows.add_slots(self._remove(own))
-                self._of_graph[lent if idle else np.setdiff1d(lent, own)] = False
+                else:
+                    self._of_graph[own] = True
                 self._changed.notify_all()
+
+    @property
+    def graph_missing(self) -> int:
+        """Blocks of the graph that the graph pool has no slot for at present."""
+        with self._changed:
+            return self._graph.missing
+
+    def _num_lent(self) -> int:
+        """Slots of the row pool that are lent to the graph."""
+        return int((self._graph.owned() & ~self._of_graph).sum())
 
     def _idle(self, slots: NDArray[np.int64]) -> bool:
         """Whether those of these slots that are in the graph pool can be taken out of it."""
@@ -225,14 +235,13 @@ class SlotBroker:
 
         more   as if it had so many more
         """
-        with self._changed:
-            found = self._rows.num_owned + more
+        found = self.pooled_rows() + more
         return min(found, self._left(found))
 
     def pooled_rows(self) -> int:
         """Slots that the row pool has at present."""
         with self._changed:
-            return self._rows.num_owned
+            return self._rows.num_owned + self._num_lent()
 
     def take_run(self, count: int, wait_s: float = WAIT_S, low: bool = False) -> int:
         """Take `count` adjacent slots; returns the first.
@@ -284,7 +293,7 @@ class SlotBroker:
         """
         self._check_limit(count)
         with self._changed:
-            free = np.flatnonzero(self._free_mask() & ~self._of_graph)
+            free = np.flatnonzero(self._free_mask() & self._rows.owned())
             if free.size < count + spare:
                 return []
             chosen = self._remove(free[free.size - count :])
@@ -348,7 +357,7 @@ class SlotBroker:
     def _try_run(self, count: int, low: bool) -> bool:
         free = self._free_mask()
         if low:  # rather not the graph's: their blocks would have to be read again
-            rows = free & ~self._of_graph
+            rows = free & self._rows.owned()
             first = _top_run((rows if _top_run(rows, count) >= 0 else free)[::-1], count)
             self._found = free.size - first - count if first >= 0 else -1
         else:
@@ -359,7 +368,7 @@ class SlotBroker:
 
     def _remove(self, slots: NDArray[np.int64]) -> list[int]:
         """Take free slots out of the pools: all of them, or none if an error is raised."""
-        of_graph, removed = self._of_graph[slots], list[int]()
+        of_graph, removed = self._graph.owned()[slots], list[int]()
         try:
             for pool, own in ((self._graph, slots[of_graph]), (self._rows, slots[~of_graph])):
                 if not pool.remove_slots(own):

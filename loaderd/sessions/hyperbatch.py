@@ -24,18 +24,14 @@ from loaderd.plans.base import Unit, Wanted
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.failures import error_text
+from loaderd.sampling.hyperbatch.areas import Sampled
 from loaderd.sampling.hyperbatch.compact import expand
 from loaderd.sampling.hyperbatch.regions import StayingMember, StayingRegions
 from loaderd.sampling.hyperbatch.rowcache import RowCache
-from loaderd.sampling.hyperbatch.session import (
-    Hyper,
-    HyperMemory,
-    Sampled,
-    SamplingMemory,
-    StructureSampler,
-)
+from loaderd.sampling.hyperbatch.session import Hyper, HyperMemory, StructureSampler
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces
 from loaderd.sampling.hyperbatch.sizing import HyperSizing, SamplingSlots
+from loaderd.sampling.hyperbatch.unfinished import SamplingMemory
 from loaderd.sampling.rows import nothing_missing
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, Kind, SessionRequest, StoreResources
@@ -281,9 +277,9 @@ def open_hyperbatches(resources: StoreResources, opening: SessionRequest) -> Sam
         )
         staying = regions.join(opening.alike)
         try:
-            ahead = LookAhead(resources, draft)
-            wanted = ahead.sizing(asked.request.hyperbatch, regions.kept(), opening.alike)
-            hyper = None if wanted is None else _take(resources, draft, wanted, staying, ahead)
+            with LookAhead(resources, draft) as ahead:
+                wanted = ahead.sizing(asked.request.hyperbatch, regions.kept(), opening.alike)
+                hyper = None if wanted is None else _take(resources, draft, wanted, staying, ahead)
             if hyper is None:
                 _leave(resources, staying)
                 return _fall_back(resources, number, draft, plain)
@@ -385,6 +381,8 @@ def _take(
         sampling = None
         if sizing.sampling.slots:
             sampling = take_sampling(allocation, sizing.sampling, resources.budget.slot_bytes)
+            sampling = ahead.begin(sampling, early, sizing.size)
+        ahead.close()
         if not sizing.shares:
             return HyperMemory(sizing, areas, sampling, None, early)
         tables = allocation.run(sizing.tables, SHORT_WAIT_S)

@@ -24,13 +24,9 @@ from loaderd.monitoring.devicecost import RUN_BYTES, DeviceCost
 from loaderd.monitoring.logs import log_event
 from loaderd.plans.base import Unit
 from loaderd.plans.minibatch import MinibatchPlan
+from loaderd.sampling.hyperbatch.areas import Sampled, StructureArea
 from loaderd.sampling.hyperbatch.regions import region_rows, region_shift, rows_by_type
-from loaderd.sampling.hyperbatch.session import (
-    Sampled,
-    SamplingMemory,
-    StructureArea,
-    StructureSampler,
-)
+from loaderd.sampling.hyperbatch.session import StructureSampler
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces, usual_shape
 from loaderd.sampling.hyperbatch.sizing import (
     Estimate,
@@ -39,7 +35,7 @@ from loaderd.sampling.hyperbatch.sizing import (
     size_hyperbatches,
 )
 from loaderd.sampling.hyperbatch.together import BatchRules, BlockSampler
-from loaderd.sampling.hyperbatch.unfinished import begun_bytes, scratch_bytes
+from loaderd.sampling.hyperbatch.unfinished import SamplingMemory, begun_bytes, scratch_bytes
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, StoreResources
 from loaderd.sessions.build import BatchSpec
@@ -135,10 +131,15 @@ class _FirstBatches(NamedTuple):
     used: int  # bytes
 
 
-class LookAhead:
-    """Sizes a session by sampling some of its batches."""
+class LookAhead(contextlib.ExitStack):
+    """Sizes a session by sampling some of its batches.
+
+    A context manager: at its end, or before that by `close`, free slots are no longer lent to the
+    graph.
+    """
 
     def __init__(self, resources: StoreResources, draft: SessionDraft) -> None:
+        super().__init__()
         self._resources, self._draft = resources, draft
         self._first: _FirstBatches | None = None
         # whether batches are sampled hop by hop over blocks
@@ -232,6 +233,23 @@ class LookAhead:
             found.insert(0, StructureArea(allocation.run(size, SHORT_WAIT_S)))
         return found, early
 
+    def begin(self, memory: SamplingMemory, early: Sequence[Sampled], size: int) -> SamplingMemory:
+        """Begin the hyperbatches of `size` after the early batches, if the graph is in memory now.
+
+        Else the first of these makes a pass over the graph for each hop.  Returns the memory with
+        those that are begun.
+        """
+        if not early or self._resources.broker.graph_missing:
+            return memory
+        room = self._resources.allocation()
+        try:
+            with self._workers(room) as workers:
+                sampler = block_sampler(self._resources, self._draft.spec, workers, memory)
+                begun = sampler.begin([sampled.unit for sampled in early], size)
+                return memory._replace(begun=begun)
+        finally:
+            room.free()
+
     def _paid(self, alike: int) -> int:
         """Its part of the slots of rows that stay already."""
         return self._draft.staying // alike
@@ -277,13 +295,15 @@ class LookAhead:
 
     def _sample_into(self, area: StructureArea, scratch: int) -> list[Sampled]:
         """Sample; block by block that takes so many slots of scratch.  Raises Refused."""
-        with contextlib.ExitStack() as stack:
-            room = self._resources.allocation()
-            stack.callback(room.free)
+        room = self._resources.allocation()
+        try:
             pieces = [StructureArea(room.run(scratch, SHORT_WAIT_S))] if self._together else []
-            workers = stack.enter_context(self._workers(room))
-            stack.enter_context(self._resources.broker.lent_to_graph())
-            return self._sampler(pieces, workers).sample(self._units(), 0, area, lambda: False)
+            with self._workers(room) as workers:
+                if self._together:
+                    self.enter_context(self._resources.broker.lent_to_graph())
+                return self._sampler(pieces, workers).sample(self._units(), 0, area, lambda: False)
+        finally:
+            room.free()
 
     def _units(self) -> list[Unit]:
         """The batches that are sampled: the first ones of an epoch.

@@ -13,7 +13,8 @@ from loaderd.memory.ledger import EngineSettings
 from loaderd.memory.slots import SHORT_WAIT_S
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
-from loaderd.sampling.hyperbatch.session import Sampled, StructureArea, StructureSampler
+from loaderd.sampling.hyperbatch.areas import Sampled, StructureArea
+from loaderd.sampling.hyperbatch.session import StructureSampler
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers
 from loaderd.sessions.base import Allocation, SessionRequest
 from loaderd.sessions.engine import Engine
@@ -64,9 +65,9 @@ class OfflineSampler(Closing):
     def _open(self, draft: SessionDraft, allocation: Allocation) -> None:
         resources, spec = self._engine.resources, draft.spec
         workers = SessionWorkers(draft.workspaces, resources.workers.later, lambda: None, 0)
-        ahead = LookAhead(resources, draft)
-        sizing = ahead.sizing(0)
-        ahead.forget()  # every epoch is sampled alike
+        with LookAhead(resources, draft) as ahead:
+            sizing = ahead.sizing(0)
+            ahead.forget()  # every epoch is sampled alike
         self._sampler: StructureSampler
         if sizing is None:  # the graph is in memory, or there is room for one batch at a time only
             slot_bytes = resources.budget.slot_bytes

@@ -26,13 +26,9 @@ from loaderd.plans.base import EVERY_RANK
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.failures import error_text
+from loaderd.sampling.hyperbatch.areas import Sampled, StructureArea
 from loaderd.sampling.hyperbatch.regions import rows_by_type
-from loaderd.sampling.hyperbatch.session import (
-    HyperMemory,
-    Sampled,
-    StructureArea,
-    StructureSampler,
-)
+from loaderd.sampling.hyperbatch.session import HyperMemory, StructureSampler
 from loaderd.sampling.hyperbatch.single import Workspaces
 from loaderd.sampling.hyperbatch.sizing import HyperSizing, SamplingSlots
 from loaderd.sampling.packed.files import PackFiles

@@ -19,7 +19,7 @@ from loaderd.api.protocol import Attach
 from loaderd.memory.ledger import EngineSettings, served_rows
 from loaderd.monitoring.report import table
 from loaderd.plans.base import EVERY_RANK
-from loaderd.sampling.hyperbatch.session import Sampled
+from loaderd.sampling.hyperbatch.areas import Sampled
 from loaderd.sessions.offline import OfflineSampler
 from loaderd.sessions.owners import map_digest
 

@@ -15,7 +15,7 @@ from blockstore.kernels.renumber import join_sources, split_sources
 from loaderd.memory.blob import Written, joined
 from loaderd.memory.workspace import Workspace
 from loaderd.plans.base import Unit
-from loaderd.sampling.hyperbatch.session import AreaFull, Sampled, StructureArea
+from loaderd.sampling.hyperbatch.areas import AreaFull, Sampled, StructureArea
 from loaderd.sampling.records import flat, section
 from loaderd.sampling.structure import Structure, StructureArrays, structure_arrays
 

@@ -33,6 +33,7 @@ from blockstore.kernels.rows import row_layout
 from loaderd.memory.workspace import Carver
 from loaderd.monitoring.devicecost import DeviceCost
 from loaderd.monitoring.logs import log_event
+from loaderd.sampling.hyperbatch.areas import AreaFull
 from loaderd.sampling.hyperbatch.entries import (
     RUNS_HELD,
     CachedArray,
@@ -49,7 +50,6 @@ from loaderd.sampling.hyperbatch.regions import (
     region_shift,
     rows_by_type,
 )
-from loaderd.sampling.hyperbatch.session import AreaFull
 from loaderd.sampling.rows import ServedFiles
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from typing import TypeVar
 from blockstore import concurrency
 from loaderd.memory.workspace import Workspace, WorkspaceFull, clear_workspace
 from loaderd.plans.base import Shape, Unit
+from loaderd.sampling.hyperbatch.areas import AreaFull, Sampled, StructureArea
 from loaderd.sampling.hyperbatch.compact import compact
-from loaderd.sampling.hyperbatch.session import AreaFull, Sampled, StructureArea
 from loaderd.sampling.steps import Steps
 from loaderd.sampling.structure import Structure
 

@@ -32,17 +32,13 @@ from loaderd.plans.base import Unit
 from loaderd.plans.hyperbatch import block_schedule
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.plans.roots import Roots, drop_seed_edges
+from loaderd.sampling.hyperbatch.areas import AreaFull, Sampled, StructureArea
 from loaderd.sampling.hyperbatch.compact import keep_counts, keep_sources, kept_sources
-from loaderd.sampling.hyperbatch.session import (
-    AreaFull,
-    Sampled,
-    SamplingMemory,
-    StructureArea,
-)
 from loaderd.sampling.hyperbatch.single import SessionWorkers
 from loaderd.sampling.hyperbatch.unfinished import (
     BegunBatches,
     Frontier,
+    SamplingMemory,
     UnfinishedBatch,
 )
 from loaderd.sampling.records import flat, record_dtype, section
@@ -89,8 +85,10 @@ class BlockSampler:
         self._plan, self._roots, self._record = rules
         self._topology, self._residency = topology, topology.residency
         self._workers, self._scratch, self._ids = workers, memory.scratch, topology.id_dtype
-        self._free = list(memory.begun)  # areas for hyperbatches that are begun early
-        self._begun: list[BegunBatches] = []  # begun early, each a hop behind the one before it
+        # hyperbatches that are begun early, each a hop behind the one before it
+        self._begun = list(memory.begun)
+        taken = [id(begun.area) for begun in self._begun]
+        self._free = [area for area in memory.areas if id(area) not in taken]  # for more of them
         self._maximum = 0  # most batches of a hyperbatch so far
         self._ranks = list[int]()  # ranks whose batches are asked for
         self._expected: Unit | None = None  # the one after those asked for last
@@ -138,8 +136,9 @@ class BlockSampler:
             while batches and batches[0].hop < len(self._plan.resolved.fanouts):
                 if cancelled():
                     return []
-                if early:
-                    self._begin_next(batches, ahead)
+                before = self._begun[-1].batches if self._begun else batches
+                if early and before[-1].hop > 0:
+                    self._begin_next(before[-1].unit, ahead)
                 self._pass(batches, ahead)
         return batches
 
@@ -181,14 +180,32 @@ class BlockSampler:
             self._forget()
         return batches
 
-    def _begin_next(
-        self, batches: list[UnfinishedBatch], ahead: concurrency.ThreadPoolExecutor
-    ) -> None:
-        """Begin the hyperbatch that is likely to follow, a hop behind the one before it."""
-        before = self._begun[-1].batches if self._begun else batches
-        if not self._free or before[-1].hop == 0:
+    def begin(self, after: Sequence[Unit], size: int) -> list[BegunBatches]:
+        """Begin the hyperbatches of `size` that are likely to follow some units.
+
+        They lie in the sampler's areas.  Another one goes on with them, if its memory has them.
+        """
+        self._maximum = size
+        self._ranks = sorted({unit.step % self._plan.together for unit in after})
+        unit = after[-1]
+        with (
+            self._workers.holding(),
+            self._turn,
+            concurrency.ThreadPoolExecutor(1, "hyper-read") as ahead,
+        ):
+            for _ in range(len(self._free)):
+                self._begin_next(unit, ahead)
+                self._pass([], ahead)
+                if not self._begun:
+                    break
+                unit = self._begun[-1].batches[-1].unit
+        return self._begun
+
+    def _begin_next(self, unit: Unit, ahead: concurrency.ThreadPoolExecutor) -> None:
+        """Begin the hyperbatch that is likely to follow a unit, if there is an area for it."""
+        if not self._free:
             return
-        units = [self._after(before[-1].unit)]
+        units = [self._after(unit)]
         # the next epoch is asked for when this one has been read: they share no hyperbatch
         while (
             len(units) < self._maximum and (unit := self._after(units[-1])).epoch == units[0].epoch

@@ -1,6 +1,8 @@
 """Batches that are sampled in part, of this hyperbatch and of those that follow it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,8 +12,8 @@ from blockstore.kernels.picks import Column, Draws
 from blockstore.kernels.sample import MultiBlockColumns
 from loaderd.plans.base import Unit
 from loaderd.plans.roots import Excluded, Forest
+from loaderd.sampling.hyperbatch.areas import ALIGN, StructureArea
 from loaderd.sampling.hyperbatch.compact import Sources, move_sources
-from loaderd.sampling.hyperbatch.session import ALIGN, StructureArea
 from loaderd.sampling.structure import Structure
 
 
@@ -79,6 +81,21 @@ class BegunBatches(NamedTuple):
 
     batches: list[UnfinishedBatch]
     area: StructureArea
+
+
+class SamplingMemory(NamedTuple):
+    """Memory of batches that are being sampled."""
+
+    scratch: StructureArea  # of one pass over the graph
+    areas: tuple[StructureArea, ...] = ()  # of hyperbatches that are begun early, one for each
+    begun: Sequence[BegunBatches] = ()  # those that are begun already, in some of these areas
+
+    @classmethod
+    def carve(cls, memory: NDArray[np.uint8], early: int, begun_bytes: int) -> "SamplingMemory":
+        """Areas of `begun_bytes` for `early` hyperbatches, and the rest for a pass."""
+        ends = [i * begun_bytes for i in range(early + 1)]
+        areas = tuple(StructureArea(memory[low:high]) for low, high in pairwise(ends))
+        return cls(StructureArea(memory[ends[-1] :]), areas)
 
 
 def begun_bytes(structure: Structure, id_bytes: int, record_bytes: int) -> int:

@@ -10,7 +10,7 @@ from blockstore.errors import CorruptBlock
 from blockstore.format import PAGE_BYTES, RowArray
 from blockstore.io.reading import Reading, wait_all
 from loaderd.plans.base import Unit
-from loaderd.sampling.hyperbatch.session import AreaFull, Sampled, StructureArea
+from loaderd.sampling.hyperbatch.areas import AreaFull, Sampled, StructureArea
 from loaderd.sampling.packed.files import PackFiles, place_of
 from loaderd.sampling.packed.format import BatchPlace, PackIndex, read_record
 

@@ -180,9 +180,13 @@ def test_a_range_is_taken_only_if_all_of_it_is_free():
 def test_the_graph_gives_back_what_was_lent_to_it():
     store = Store(range(40))
     taken = store.broker.take(22)
-    with store.broker.lent_to_graph():  # 12 row slots are free, 14 blocks have no slot
-        assert store.graph.num_owned == store.broker.graph_preferred == 18
-        assert store.broker.num_slots == 40
+    broker = store.broker
+    with broker.lent_to_graph():  # 12 row slots are free, 14 blocks have no slot
+        assert (store.graph.num_owned, broker.graph_missing) == (18, 2)
+        # who asks meanwhile finds what there will be afterwards
+        assert (broker.graph_preferred, broker.row_slots(), broker.pooled_rows()) == (6, 12, 12)
+        assert broker.take_now(1, 0) == []
+        assert broker.num_slots == 40
         held = store.graph.hold(0, np.arange(18))
         store.graph.loaded(0, held.blocks, held.slots)
         store.graph.drop(held.slots)
@@ -249,7 +253,7 @@ class Model(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1), count=st.integers(0, 20), spare=st.integers(0, 6))
     def take_now(self, which, count, spare):
         broker = self.stores[which].broker
-        free = np.flatnonzero(broker._free_mask() & ~broker._of_graph)
+        free = np.flatnonzero(broker._free_mask() & self.stores[which].rows.owned())
         found = broker.take_now(count, spare)
         assert len(found) == (count if count + spare <= free.size else 0)
         assert set(found) <= set(free.tolist())
@@ -293,7 +297,10 @@ class Model(RuleBasedStateMachine):
     def lend(self, which, first, n, some):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(slots, "SHORT_WAIT_S", 0.0)
-            with self.stores[which].broker.lent_to_graph():
+            broker = self.stores[which].broker
+            before = broker.graph_preferred, broker.pooled_rows()
+            with broker.lent_to_graph():
+                assert (broker.graph_preferred, broker.pooled_rows()) == before
                 self.each_slot_is_in_one_place()
                 self.hold(which, True, first, n)
                 if some:

@@ -66,6 +66,33 @@ def test_they_are_not_sampled_again(store: Path, sampled: list[tuple[int, int]],
         assert Counter(step for epoch, step in sampled if epoch == 0) == Counter(range(STEPS))
 
 
+@pytest.mark.parametrize(("mib", "passes"), [(10, 2), (48, 1)])
+def test_those_that_follow_are_begun_while_the_graph_is_in_memory(
+    store: Path, monkeypatch: pytest.MonkeyPatch, mib: int, passes: int
+):
+    """If there is room for all of it: else a pass reads it, whoever makes it."""
+    made, found = [0], list[tuple[int, int]]()  # passes; first step and passes of a hyperbatch
+    one, sample = BlockSampler._pass, BlockSampler.sample
+
+    def count(self: Any, *arguments: Any) -> None:
+        made[0] += 1
+        one(self, *arguments)
+
+    def note(self: Any, units: Any, *arguments: Any) -> Any:
+        before = made[0]
+        batches = sample(self, units, *arguments)
+        found.append((units[0].step, made[0] - before))
+        return batches
+
+    monkeypatch.setattr(BlockSampler, "_pass", count)
+    monkeypatch.setattr(BlockSampler, "sample", note)
+    with Serving(store, mib << 20) as serving:
+        trainer = serving.attach("hyperbatch", **ASKED)
+        assert found == [(0, 2)]  # a pass for each hop
+        assert batches(trainer) == plain(store)
+    assert (found[1][0], [passes for _, passes in found[1:3]]) == (AHEAD, [passes, 1])
+
+
 @pytest.mark.parametrize(("epoch", "first"), [(0, 1), (0, 20), (1, 0)])
 @pytest.mark.parametrize("mib", [10, 64])
 def test_a_session_that_begins_elsewhere_has_its_own(store: Path, mib: int, epoch: int, first: int):

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.plans.base import Unit
+from loaderd.sampling.hyperbatch.areas import AreaFull, StructureArea
 from loaderd.sampling.hyperbatch.compact import (
     compact,
     expand,
@@ -14,7 +15,6 @@ from loaderd.sampling.hyperbatch.compact import (
     kept_sources,
     move_sources,
 )
-from loaderd.sampling.hyperbatch.session import AreaFull, StructureArea
 from tests.loaderd.sampling.hyperbatch.test_single import STRUCTURE, make_work
 
 

@@ -18,6 +18,7 @@ from blockstore.kernels.rows import NO_ROW
 from loaderd.memory.ledger import ServedRows
 from loaderd.monitoring.devicecost import DeviceCost
 from loaderd.sampling.hyperbatch import rowcache
+from loaderd.sampling.hyperbatch.areas import AreaFull
 from loaderd.sampling.hyperbatch.entries import Needs, table_bytes
 from loaderd.sampling.hyperbatch.regions import (
     CacheShare,
@@ -28,7 +29,6 @@ from loaderd.sampling.hyperbatch.regions import (
     rows_by_type,
 )
 from loaderd.sampling.hyperbatch.rowcache import RowCache
-from loaderd.sampling.hyperbatch.session import AreaFull
 from loaderd.sampling.rows import ServedFiles
 
 SLOT, BLOCK, NODES, WIDTHS = 4096, 4096, 120, (1500, 24)

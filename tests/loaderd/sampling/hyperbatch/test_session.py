@@ -12,7 +12,8 @@ import pytest
 
 from loaderd.memory.blob import joined
 from loaderd.plans.base import Unit, Wanted
-from loaderd.sampling.hyperbatch.session import Hyper, HyperMemory, Sampled, StructureArea
+from loaderd.sampling.hyperbatch.areas import Sampled, StructureArea
+from loaderd.sampling.hyperbatch.session import Hyper, HyperMemory
 from loaderd.sampling.structure import StructureArrays
 
 WAIT_S = 10

@@ -19,7 +19,7 @@ from loaderd.memory.workspace import (
     carve_workspace,
 )
 from loaderd.plans.base import Shape, Unit
-from loaderd.sampling.hyperbatch.session import StructureArea
+from loaderd.sampling.hyperbatch.areas import StructureArea
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces
 from loaderd.sampling.structure import Structure
 

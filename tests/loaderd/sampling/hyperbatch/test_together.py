@@ -12,9 +12,10 @@ import pytest
 from loaderd.memory.ledger import edge_record
 from loaderd.plans.base import EVERY_RANK, Part
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
-from loaderd.sampling.hyperbatch.session import Sampled, SamplingMemory, StructureArea
+from loaderd.sampling.hyperbatch.areas import Sampled, StructureArea
 from loaderd.sampling.hyperbatch.single import SessionWorkers, Workspaces
 from loaderd.sampling.hyperbatch.together import BatchRules, BlockSampler
+from loaderd.sampling.hyperbatch.unfinished import SamplingMemory
 from tests.loaderd.memory.test_slots import Watched
 from tests.loaderd.sampling.sampling import (
     BATCH,
@@ -133,11 +134,14 @@ def early(case: str, num_bytes: int, scratch_bytes: int = 1 << 21) -> SamplingMe
 
 
 def batches_of_passes(
-    parts: Parts, case: str, asked: list[tuple[int, list[int]]]
+    parts: Parts,
+    case: str,
+    asked: list[tuple[int, list[int]]],
+    memory: SamplingMemory | None = None,
 ) -> list[list[int]]:
     """How many batches each pass serves as these steps of epochs are asked for, in turn."""
     taken: list[list[int]] = []
-    with sampler_of(parts, early(case, 1 << 20)) as s:
+    with sampler_of(parts, memory or early(case, 1 << 20)) as s:
         hop = s._hop
 
         def counted(batches: Any, ahead: Any) -> None:
@@ -163,6 +167,29 @@ def test_a_pass_serves_every_hop_of_batches_that_follow_one_another(made, case):
         asked = [(number // STEPS, [number % STEPS]) for number in range(2 * STEPS)]
         first, *others = batches_of_passes(parts, case, asked)
     assert (first, others) == ([*range(1, hops + 1)], [[hops]] * len(others))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("begins", [True, False])
+def test_another_sampler_goes_on_with_what_is_begun(made, case, begins):
+    """Its first hyperbatch takes a pass for its last hop alone, too."""
+    hops = len(CASES[case]["fanouts"])
+    with parts_of(made, case, 9, 3) as parts:
+        memory, units = early(case, 1 << 20), [parts.plan.unit(0, step) for step in range(STEPS)]
+        if begins:
+            with sampler_of(parts, memory) as s:
+                memory = memory._replace(begun=s.begin(units[:1], 1))
+            assert [begun.batches[0].unit for begun in memory.begun] == units[1:hops]
+        asked = [(0, [step]) for step in range(1, STEPS)]
+        first, *others = batches_of_passes(parts, case, asked, memory)
+    assert first == ([hops] if begins else [*range(1, hops + 1)])
+    assert others == [[hops]] * len(others)
+
+
+def test_nothing_is_begun_where_there_is_no_room(made):
+    with parts_of(made, "new", 9, 3) as parts, sampler_of(parts, early("new", 1 << 9)) as s:
+        assert s.begin([parts.plan.unit(0, 0)], STEPS) == []
+        assert len(s._free) == len(CASES["new"]["fanouts"]) - 1
 
 
 def test_what_is_begun_ends_with_its_epoch(made):
