@@ -4,6 +4,7 @@ Rows come from a daemon's descriptors, as views of the arena or one copy out of 
 files, read by this process; or from arrays that lie on a device.
 """
 
+import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,6 +62,11 @@ def row_tensor(name: str, array: NDArray[Any], dtype: str) -> Tensor:
     return to_tensor(array, dtype, is_label=name in (LABEL, NODES))
 
 
+def _strides(row_shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of rows one after the other, in items."""
+    return *(math.prod(row_shape[i:]) for i in range(len(row_shape))), 1
+
+
 class HopReader(ArenaReader):
     """Reads the hop-wise batches of one session."""
 
@@ -77,6 +83,7 @@ class HopReader(ArenaReader):
                 warnings.simplefilter("ignore", UserWarning)
                 whole = torch.from_numpy(self._arena)
             self._typed = [whole.view(getattr(torch, specs[i].dtype)) for i in self._hops]
+        self._strides = [_strides(spec.row_shape) for spec in specs]
         self._lent = -1, -1  # run and step of a batch of views, still to be released
         self.form = ""  # of the last batch: `ChunkReady.form`
 
@@ -129,6 +136,8 @@ class HopReader(ArenaReader):
         return self._session.attachment.data
 
     def _input_id(self, ready: ChunkReady) -> NDArray[np.int64]:
+        if ready.index < 0 and len(ready.first) == 1:
+            return np.arange(ready.first[0], ready.first[0] + ready.num_rows, dtype=np.int64)
         out: NDArray[np.int64] = self._pool.empty((ready.num_rows,), np.int64)
         if ready.index >= 0:
             out[:] = self._arena[ready.index : ready.index + out.nbytes].view(np.int64)
@@ -144,8 +153,9 @@ class HopReader(ArenaReader):
         found = {}
         for i, typed in zip(self._hops, self._typed, strict=True):
             spec, size = self._session.attached.rows[i], typed.element_size()
-            first, count = ready.places[i][0] // size, ready.num_rows * spec.row_bytes // size
-            found[spec.name] = typed[first : first + count].view(ready.num_rows, *spec.row_shape)
+            shape, first = (ready.num_rows, *spec.row_shape), ready.places[i][0] // size
+            # one call for each: nothing is copied, so calls are most of the work of such a batch
+            found[spec.name] = typed.as_strided(shape, self._strides[i], first)
         return found
 
     def _copied_piece(self, ready: ChunkReady, i: int) -> dict[str, Tensor]:
