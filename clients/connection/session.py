@@ -54,6 +54,7 @@ MessageT = TypeVar("MessageT", BatchReady, ChunkReady, RowGroup)
 _WORD_BYTES = 8
 INTACT: NDArray[np.uint64] = np.ones(1, np.uint64)  # stamp if there is no arena
 LOOK_MS = 100  # how often a wait looks whether it was halted
+_RELEASE_PART = 8  # of the window: so many batches are released at once
 SOON_MS = 1  # the same while a device still reads what the daemon may need back
 
 
@@ -290,6 +291,7 @@ class Session:
         self._requests = itertools.count(1)
         self._pending: dict[tuple[int, int], BatchReady | ChunkReady | RowGroup] = {}
         self._skips: dict[int, int] = {}  # by skipped step: the next one that is served
+        self._releases: list[Release] = []  # not sent yet
         self.attachment = _acquire(endpoint, self.attachment_type)
         self._socket: zmq.Socket[bytes] = self.attachment.context.socket(zmq.DEALER)
         self._closed = False
@@ -348,6 +350,7 @@ class Session:
         self._halted = False
         self._pending.clear()
         self._skips.clear()
+        self._releases.clear()  # of the run that ends
         session = self.attached.session
         self._send(Start(session=session, run=self.run, epoch=epoch, step=step, stride=stride))
         return self.run
@@ -372,7 +375,24 @@ class Session:
 
     def release(self, step: int, group: int) -> None:
         """Say that a row group is copied (with group 0, the structure too)."""
-        self._send(Release(session=self.attached.session, run=self.run, step=step, group=group))
+        self._send(self._release(step, group))
+
+    def release_soon(self, step: int) -> None:
+        """Say that a batch is read, with others, or before this waits for the daemon.
+
+        To send a message wakes two threads, to send several at once hardly takes longer.  At most
+        an eighth of the window waits for that.
+        """
+        self._releases.append(self._release(step, 0))
+        if len(self._releases) * _RELEASE_PART >= self.attached.window:
+            self._send_releases()
+
+    def _release(self, step: int, group: int) -> Release:
+        return Release(session=self.attached.session, run=self.run, step=step, group=group)
+
+    def _send_releases(self) -> None:
+        while self._releases:
+            self._send(self._releases.pop(0))
 
     def views(self, blob: Blob, array: BlobArray) -> Iterator[tuple[int, NDArray[Any]]]:
         """An array of a message as (first item, view) pieces, in order."""
@@ -437,6 +457,7 @@ class Session:
                 raise self._went_away()
             if self._halted:
                 raise Halted
+            self._send_releases()
             events = dict(self._poller.poll(SOON_MS if self.before_waiting() else LOOK_MS))
             gone = bool(events) and self._socket not in events
 

@@ -128,7 +128,7 @@ class HopReader(ArenaReader):
     def _give_back(self) -> None:
         run, step = self._lent
         if run == self._session.run and run >= 0:
-            self._session.release(step, 0)
+            self._session.release_soon(step)
         self._lent = -1, -1
 
     @property

@@ -210,21 +210,27 @@ def test_a_batch_that_was_read_while_the_arena_was_emptied_is_not_handed_out(
         session.close()
 
 
-def test_views_keep_the_memory_until_the_next_batch_is_asked_for(hop_store, endpoint):
+def test_views_keep_the_memory_until_batches_are_given_back(hop_store, endpoint):
+    """Several at once: so many more are handed out, of those that came before the daemon died."""
     daemon = spawn(hop_store, endpoint, "--mem", MEM)
     data = HopDataset(endpoint, "train", "sym", 2, batch_size=100, views=True, reconnect_s=0.0)
     steps = iter(data)
     batch = next(steps)
     before = [x.clone() for x in batch.x]
-    fd = os.dup(data._connection.session.attachment._arena_fd)
+    session = data._connection.session
+    fd = os.dup(session.attachment._arena_fd)
     other = Client(parse_endpoint(endpoint))
     kill(daemon)
     assert other.hung_up()
     until(lambda: _is_waited_for(fd), "nobody waits for the views")
     assert all(bool((a == b).all()) for a, b in zip(before, batch.x, strict=True))
-    os.close(fd)
+    late = list[int]()
     with pytest.raises(SessionLost, match="the daemon went away"):
-        next(steps)
+        late.extend(batch.step for batch in steps)
+    assert _is_waited_for(fd)
+    assert late == [*range(1, 1 + len(late))]
+    assert len(late) <= session.attached.window // 8
+    os.close(fd)
     data.close()
     until(lambda: taken(other.fd) == 0, "the arena is still there")
     other.close()

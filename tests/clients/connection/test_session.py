@@ -127,6 +127,32 @@ def test_batches_come_in_the_order_asked_for(pair):
     assert [m.step for m in daemon.received(Release)] == [1, 3]
 
 
+def test_batches_are_released_together_or_before_a_wait(tmp_path, monkeypatch):
+    with fake_daemon(tmp_path, window=16, num_steps=30) as daemon:
+        session = Session(daemon.endpoint, attach())
+        sent, send = list[int](), session._send
+
+        def note(message):
+            sent.extend([message.step] if isinstance(message, Release) else [])
+            send(message)
+
+        monkeypatch.setattr(session, "_send", note)
+        session.start(epoch=0, step=0)
+        session.receive(BatchReady, 15)  # after all before it
+        for step in range(3):
+            session.receive(BatchReady, step)
+            session.release_soon(step)
+            assert sent == ([] if step == 0 else [0, 1])  # an eighth of the window
+        session.receive(BatchReady, 18)  # comes when a third one is given back
+        assert sent == [0, 1, 2]
+        session.release_soon(3)
+        session.start(epoch=1, step=0)
+        assert session.receive(BatchReady, 0).epoch == 1
+        session.close()
+        daemon.stop()
+    assert [m.step for m in daemon.received(Release)] == [0, 1, 2]
+
+
 def test_batches_of_an_older_run_are_dropped(tmp_path):
     with fake_daemon(tmp_path, stale=True) as daemon:
         session = Session(daemon.endpoint, attach())

@@ -59,6 +59,9 @@ class Session:
         assert group == 0
         self.released.append((self.run, step))
 
+    def release_soon(self, step: int) -> None:
+        self.release(step, 0)
+
     def rows(self) -> Any:
         return np.arange(20, 20 + BATCH) if self.form == "one range" else CHOSEN
 
