@@ -62,15 +62,16 @@ def graph_pass(
 
 
 def graph_passes(
-    manifest: Manifest, occupancy: Occupancy, groups: Sequence[int], slots: int
-) -> float:  # fmt: skip
+    manifest: Manifest, occupancy: Occupancy, groups: Sequence[int], slots: int, begun: bool
+) -> float:
     """Blocks read for hyperbatches with `groups` batches each.
 
     One pass draws the last hop of one hyperbatch, the last but one of the next, and so on.  The
-    first hyperbatch takes a pass for each of its other hops before that.
+    first hyperbatch takes a pass for each of its other hops before that, unless it is `begun`.
     """
     hops = range(len(occupancy.edges))
-    read = sum(graph_pass(manifest, occupancy, groups[0], hops[: hop + 1], slots) for hop in hops)
+    own = hops[-1:] if begun else hops
+    read = sum(graph_pass(manifest, occupancy, groups[0], hops[: hop + 1], slots) for hop in own)
     for size, count in Counter(groups[1:]).items():
         read += count * graph_pass(manifest, occupancy, size, hops, slots)
     return read
@@ -102,7 +103,8 @@ def hyperbatch_reads(
         looked = sum(
             graph_pass(manifest, occupancy, seen, [hop], held if hop else slots) for hop in hops
         )
-        blocks = graph_passes(manifest, occupancy, _groups(steps, sizing), slots)
+        begun = held >= memory.budget.graph_blocks
+        blocks = graph_passes(manifest, occupancy, _groups(steps, sizing), slots, begun)
     first, graph = Load(looked * block, looked), Load(blocks * block, blocks)
     epoch, groups = graph, _groups(steps, sizing)
     if not sizing.shares:
