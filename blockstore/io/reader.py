@@ -165,7 +165,8 @@ class BlockReader(Closing):
     def read(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         """Bring blocks[i] of files[file] into slot slots[i]; returns when all are there.
 
-        Ascending blocks that are adjacent on disk are read by one call.  Any thread may call.
+        Ascending blocks that are adjacent on disk are read by one call, before runs of pages that
+        wait for a thread.  Any thread may call.
         Raises StoreError (file, offset, found, expected), OSError: the first error met.
         """
         geometry = self.files[file].geometry

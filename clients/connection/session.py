@@ -54,7 +54,7 @@ MessageT = TypeVar("MessageT", BatchReady, ChunkReady, RowGroup)
 _WORD_BYTES = 8
 INTACT: NDArray[np.uint64] = np.ones(1, np.uint64)  # stamp if there is no arena
 LOOK_MS = 100  # how often a wait looks whether it was halted
-_RELEASE_PART = 8  # of the window: so many batches are released at once
+_RELEASE_PART = 8  # batches are released together once they are this part of the window
 SOON_MS = 1  # the same while a device still reads what the daemon may need back
 
 
@@ -380,8 +380,7 @@ class Session:
     def release_soon(self, step: int) -> None:
         """Say that a batch is read, with others, or before this waits for the daemon.
 
-        To send a message wakes two threads, to send several at once hardly takes longer.  At most
-        an eighth of the window waits for that.
+        Each message wakes two threads unless others are sent with it.
         """
         self._releases.append(self._release(step, 0))
         if len(self._releases) * _RELEASE_PART >= self.attached.window:

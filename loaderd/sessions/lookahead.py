@@ -14,6 +14,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from blockstore import concurrency
+from blockstore.closing import Closing
 from blockstore.format import ITEM_BYTES, PAGE_BYTES
 from blockstore.kernels.rowcache import count_new
 from loaderd.api.errors import Refused
@@ -131,19 +132,21 @@ class _FirstBatches(NamedTuple):
     used: int  # bytes
 
 
-class LookAhead(contextlib.ExitStack):
+class LookAhead(Closing):
     """Sizes a session by sampling some of its batches.
 
-    A context manager: at its end, or before that by `close`, free slots are no longer lent to the
-    graph.
+    Meanwhile free slots are lent to the graph, until `close`, at the latest at the end of a `with`.
     """
 
     def __init__(self, resources: StoreResources, draft: SessionDraft) -> None:
-        super().__init__()
         self._resources, self._draft = resources, draft
+        self._loan = contextlib.ExitStack()
         self._first: _FirstBatches | None = None
         # whether batches are sampled hop by hop over blocks
         self._together = resources.broker.graph_preferred < resources.budget.graph_blocks
+
+    def close(self) -> None:
+        self._loan.close()
 
     def sizing(
         self, asked: int, kept: Sequence[NDArray[np.bool_]] = (), alike: int = 1
@@ -245,8 +248,7 @@ class LookAhead(contextlib.ExitStack):
         try:
             with self._workers(room) as workers:
                 sampler = block_sampler(self._resources, self._draft.spec, workers, memory)
-                begun = sampler.begin([sampled.unit for sampled in early], size)
-                return memory._replace(begun=begun)
+                return sampler.begin([sampled.unit for sampled in early], size)
         finally:
             room.free()
 
@@ -300,7 +302,7 @@ class LookAhead(contextlib.ExitStack):
             pieces = [StructureArea(room.run(scratch, SHORT_WAIT_S))] if self._together else []
             with self._workers(room) as workers:
                 if self._together:
-                    self.enter_context(self._resources.broker.lent_to_graph())
+                    self._loan.enter_context(self._resources.broker.lent_to_graph())
                 return self._sampler(pieces, workers).sample(self._units(), 0, area, lambda: False)
         finally:
             room.free()

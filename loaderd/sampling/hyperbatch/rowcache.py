@@ -166,7 +166,7 @@ class RowCache:
 
     def count_fitting(self, batches: Sequence[Needs]) -> int:
         """How many of the batches, from the first on, fit together; 0: not even the first."""
-        counts = self._no_rows()
+        counts = self._clear_set()
         for number, needs in enumerate(batches):
             self._add_rows(needs, counts)
             if not self._fit(counts):
@@ -180,8 +180,8 @@ class RowCache:
             for t, count in zip(self.types, counts, strict=True)
         )
 
-    def _no_rows(self) -> list[NDArray[np.int64]]:
-        """Begin a set of rows; returns how many are of each region of each type."""
+    def _clear_set(self) -> list[NDArray[np.int64]]:
+        """Empty the set of rows; returns how many of each type and region are in it now: none."""
         for t in self.types:
             t.bits[:] = 0
         return [np.zeros(t.table.stays.size, np.int64) for t in self.types]
@@ -209,7 +209,7 @@ class RowCache:
             self._passing_of(needs)
         self.rows_wanted += sum(piece.size for needs in group for piece in needs.pieces)
         self._fill(group, oldest)
-        counts = self._no_rows()
+        counts = self._clear_set()
         for needs in group:
             self._add_rows(needs, counts)
         fits = self._fit(counts)

@@ -85,10 +85,8 @@ class BlockSampler:
         self._plan, self._roots, self._record = rules
         self._topology, self._residency = topology, topology.residency
         self._workers, self._scratch, self._ids = workers, memory.scratch, topology.id_dtype
-        # hyperbatches that are begun early, each a hop behind the one before it
-        self._begun = list(memory.begun)
-        taken = [id(begun.area) for begun in self._begun]
-        self._free = [area for area in memory.areas if id(area) not in taken]  # for more of them
+        # hyperbatches that are begun early, each a hop behind the one before it; areas for more
+        self._begun, self._free = list(memory.begun), list(memory.areas)
         self._maximum = 0  # most batches of a hyperbatch so far
         self._ranks = list[int]()  # ranks whose batches are asked for
         self._expected: Unit | None = None  # the one after those asked for last
@@ -180,10 +178,10 @@ class BlockSampler:
             self._forget()
         return batches
 
-    def begin(self, after: Sequence[Unit], size: int) -> list[BegunBatches]:
+    def begin(self, after: Sequence[Unit], size: int) -> SamplingMemory:
         """Begin the hyperbatches of `size` that are likely to follow some units.
 
-        They lie in the sampler's areas.  Another one goes on with them, if its memory has them.
+        Returns the memory with them, for the sampler that goes on in place of this one.
         """
         self._maximum = size
         self._ranks = sorted({unit.step % self._plan.together for unit in after})
@@ -199,7 +197,7 @@ class BlockSampler:
                 if not self._begun:
                     break
                 unit = self._begun[-1].batches[-1].unit
-        return self._begun
+        return SamplingMemory(self._scratch, tuple(self._free), self._begun)
 
     def _begin_next(self, unit: Unit, ahead: concurrency.ThreadPoolExecutor) -> None:
         """Begin the hyperbatch that is likely to follow a unit, if there is an area for it."""

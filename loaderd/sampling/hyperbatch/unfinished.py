@@ -87,8 +87,8 @@ class SamplingMemory(NamedTuple):
     """Memory of batches that are being sampled."""
 
     scratch: StructureArea  # of one pass over the graph
-    areas: tuple[StructureArea, ...] = ()  # of hyperbatches that are begun early, one for each
-    begun: Sequence[BegunBatches] = ()  # those that are begun already, in some of these areas
+    areas: tuple[StructureArea, ...] = ()  # for hyperbatches that are begun early, one for each
+    begun: Sequence[BegunBatches] = ()  # those that are begun already, in areas of their own
 
     @classmethod
     def carve(cls, memory: NDArray[np.uint8], early: int, begun_bytes: int) -> "SamplingMemory":

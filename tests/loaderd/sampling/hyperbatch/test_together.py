@@ -178,7 +178,7 @@ def test_another_sampler_goes_on_with_what_is_begun(made, case, begins):
         memory, units = early(case, 1 << 20), [parts.plan.unit(0, step) for step in range(STEPS)]
         if begins:
             with sampler_of(parts, memory) as s:
-                memory = memory._replace(begun=s.begin(units[:1], 1))
+                memory = s.begin(units[:1], 1)
             assert [begun.batches[0].unit for begun in memory.begun] == units[1:hops]
         asked = [(0, [step]) for step in range(1, STEPS)]
         first, *others = batches_of_passes(parts, case, asked, memory)
@@ -188,8 +188,9 @@ def test_another_sampler_goes_on_with_what_is_begun(made, case, begins):
 
 def test_nothing_is_begun_where_there_is_no_room(made):
     with parts_of(made, "new", 9, 3) as parts, sampler_of(parts, early("new", 1 << 9)) as s:
-        assert s.begin([parts.plan.unit(0, 0)], STEPS) == []
-        assert len(s._free) == len(CASES["new"]["fanouts"]) - 1
+        memory = s.begin([parts.plan.unit(0, 0)], STEPS)
+        assert memory.begun == []
+        assert len(memory.areas) == len(CASES["new"]["fanouts"]) - 1
 
 
 def test_what_is_begun_ends_with_its_epoch(made):
