@@ -24,6 +24,7 @@ from typing import Any
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
 from numba.core.config import DISABLE_JIT
+from numba.core.runtime import rtsys
 from numba.extending import register_jitable
 
 
@@ -173,9 +174,12 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         self._cache_file._version = f"{numba.__version__} {sources}"
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        found = super().load_overload(sig, target_context)
+        # numba's own method first imports all that it can compile, SciPy too, which takes a second.
+        # To run what was compiled needs only the runtime; whatever compiles imports the rest.
+        rtsys.initialize(target_context)
+        found = self._load_overload(sig, target_context)
         if found is None and _compile_by is not None and _compile_by(self._py_func, sig):
-            found = super().load_overload(sig, target_context)
+            found = self._load_overload(sig, target_context)
         return found
 
     def save_overload(self, sig: Any, data: Any) -> None:

@@ -37,6 +37,21 @@ for source in sys.argv[1:]:
         os._exit(0)
     assert os.wait()[1] == 0
 """
+LOADS_ONE = """
+import sys
+import numpy as np
+from blockstore.kernels.rows import expand_counts
+out = np.zeros(3, np.int64)
+expand_counts(np.array([1, 2], np.uint32), 3, out)
+loaded = dict(expand_counts.stats.cache_hits), "scipy.linalg" in sys.modules
+
+import numba
+@numba.njit
+def twice(counts, out):
+    expand_counts(counts, 3, out)
+    return np.sort(2 * out)  # compiled by what is imported only now
+print(len(loaded[0]), loaded[1], out, twice(np.array([1, 2], np.uint32), out))
+"""
 CRC = "0x98f94189"  # of 4096 zeros, by google_crc32c
 _CAPBSET_DROP, _DAC_OVERRIDE, _DAC_READ_SEARCH = 24, 1, 2
 
@@ -118,6 +133,18 @@ def test_with_no_folder_of_ones_own_kernels_are_compiled_in_each_process(install
     assert "Traceback" not in told.stderr
     assert "kernel cache" in told.stdout
     assert "compiles for about a minute" in told.stdout
+
+
+@pytest.mark.slow
+def test_a_kernel_is_loaded_without_what_compiles_kernels():
+    found = [
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", LOADS_ONE], capture_output=True, text=True,
+            check=True, cwd=ROOT,
+        ).stdout
+        for _ in range(2)
+    ]  # fmt: skip
+    assert found[1] == "1 False [3 4 4] [6 8 8]\n", found
 
 
 @pytest.fixture
