@@ -428,9 +428,8 @@ class RowCache:
                     self._transit,
                     self._copier(t, a, own, (places, low, area)),
                     rows=t.listed[low:high],
-                    # until regions are there, every session reads such rows one by one; and a
-                    # client waits for its first batch
-                    urgent=entries is None or not self._delivered,
+                    # until regions are there, every session reads such rows one by one
+                    urgent=entries is None,
                 )
             )
         return readings
