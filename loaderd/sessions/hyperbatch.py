@@ -90,10 +90,8 @@ class HyperbatchSession(SampledSession):
         self._hyper = Hyper(spec.plan, sampler, hyper, self, resources.trace)
 
     def _make_sampler(self, hyper: HyperMemory) -> StructureSampler:
-        resources, spec, spare = self._resources, self._spec, int(hyper.cache is None)
-        workers = SessionWorkers(
-            self._memory.workspaces, resources.workers.later, super().wake, spare
-        )
+        resources, spec = self._resources, self._spec
+        workers = SessionWorkers(self._memory.workspaces, resources.workers.later, super().wake)
         if hyper.sampling is None:  # the graph is in memory: blocks gain nothing
             return BatchSampler(self._sample_alone, workers)
         return block_sampler(resources, spec, workers, hyper.sampling)

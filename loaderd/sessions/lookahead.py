@@ -182,6 +182,7 @@ class LookAhead(Closing):
         resources, draft = self._resources, self._draft
         share, settings = resources.settings.session_share, resources.settings
         room = int(self._share(estimate.alike) * share)
+        estimate = estimate._replace(first=self._first_slots * resources.budget.slot_bytes)
         if estimate.alike > 1:
             with resources.broker.for_others():
                 pooled = resources.broker.row_slots(self._paid(estimate.alike)) + self._first_slots
@@ -279,7 +280,7 @@ class LookAhead(Closing):
             found = self._sample_into(area, quarter)
             if not found:
                 return None
-            seen = self._seen(found, area.used)
+            seen = self._seen(found)
             taken = -(-area.used // resources.budget.slot_bytes)
             self._measure(memory[taken * resources.budget.slot_bytes :])
             # areas of batches that are sampled one by one hold few of them
@@ -324,7 +325,7 @@ class LookAhead(Closing):
         if each:
             row_cost(self._resources, np.split(memory[: readers * each], readers))
 
-    def _seen(self, found: list[Sampled], used: int) -> Seen:
+    def _seen(self, found: list[Sampled]) -> Seen:
         types = rows_by_type(self._draft.served)
         sets = [np.zeros(t.num_nodes // 64 + 1, np.uint64) for t in types]
         counts = [np.zeros(region_rows(t).size, np.int64) for t in types]
@@ -338,7 +339,8 @@ class LookAhead(Closing):
             if number.bit_count() == 1:
                 curve.append(np.concatenate([np.empty(0, np.int64), *counts]))
         structures = [sampled.structure for sampled in found]
-        return Seen(structures, -(-used // len(found)), tuple(curve))
+        area_bytes = -(-sum(sampled.num_bytes for sampled in found) // len(found))
+        return Seen(structures, area_bytes, tuple(curve))
 
     @contextlib.contextmanager
     def _workers(self, room: Allocation) -> Iterator[SessionWorkers]:
@@ -357,7 +359,7 @@ class LookAhead(Closing):
             with contextlib.suppress(Refused):
                 add_workspaces(self._resources, room, workspaces, sizes, need, 0.0)
             with concurrency.ThreadPoolExecutor(workspaces.total, "look-ahead") as threads:
-                yield SessionWorkers(workspaces, threads.submit, lambda: None, spare=0)
+                yield SessionWorkers(workspaces, threads.submit, lambda: None)
         finally:
             draft.workspaces.give(first)
 
@@ -371,7 +373,9 @@ class LookAhead(Closing):
         """Add workspaces beside the large one, in a quarter of the share.  Raises Refused."""
         resources, draft = self._resources, self._draft
         worst = draft.spec.plan.shape()
-        shape = usual_shape(seen, worst, draft.spec.plan.resolved.fanouts)
+        # what is sampled by blocks is drawn into the scratch
+        fanouts = None if self._together else draft.spec.plan.resolved.fanouts
+        shape = usual_shape(seen, worst, fanouts)
         large, small = (workspace_bytes(s, draft.sizes) for s in (worst, shape))
         is_small = small < large * 3 // 4
         room = self._share(alike) // 4 * resources.budget.slot_bytes

@@ -64,7 +64,7 @@ class OfflineSampler(Closing):
 
     def _open(self, draft: SessionDraft, allocation: Allocation) -> None:
         resources, spec = self._engine.resources, draft.spec
-        workers = SessionWorkers(draft.workspaces, resources.workers.later, lambda: None, 0)
+        workers = SessionWorkers(draft.workspaces, resources.workers.later, lambda: None)
         with LookAhead(resources, draft) as ahead:
             sizing = ahead.sizing(0)
             ahead.forget()  # every epoch is sampled alike

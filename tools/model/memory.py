@@ -103,7 +103,8 @@ def _size_hyperbatches(
     sizes = make_sizes(manifest, plan.resolved, kind)
     own = size_workspaces(need, budget.num_slots - budget.graph_min, memory.sizing.window)
     usual, worst = _structure(occupancy), plan.shape()
-    shape = usual_shape([usual], worst, plan.resolved.fanouts)
+    absent = budget.graph_blocks - budget.graph_slots
+    shape = usual_shape([usual], worst, None if absent > 0 else plan.resolved.fanouts)
     rows = budget.num_slots - budget.graph_slots
     small, large = (workspace_bytes(s, sizes) for s in (shape, worst))
     rows -= need.seeds + need.workspace + own.transit
@@ -113,7 +114,6 @@ def _size_hyperbatches(
     if kind is TableKind.SHARED:
         rows -= (1 + count) * table_slots(manifest.num_nodes, slot)
     item, blocks = ITEM_BYTES[manifest.id_dtype], manifest.relations[0].num_blocks
-    absent = budget.graph_blocks - budget.graph_slots
     scratch = scratch_bytes(usual, blocks, item, 0)
     passes = PassEstimate(
         sum(scratch), max(scratch),

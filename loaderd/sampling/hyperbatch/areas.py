@@ -1,5 +1,6 @@
 """Areas that hold the compact structures of sampled batches."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,11 @@ from loaderd.plans.base import Unit
 from loaderd.sampling.structure import Structure, StructureArrays
 
 ALIGN = 64
+
+
+def aligned_bytes(arrays: Iterable[NDArray[Any]]) -> int:
+    """Bytes of an area that arrays take."""
+    return sum(-(-array.nbytes // ALIGN) * ALIGN for array in arrays)
 
 
 class AreaFull(Exception):
@@ -74,6 +80,7 @@ class Sampled(NamedTuple):
     area: StructureArea
     run: int = -1
     edges: tuple[NDArray[Any], ...] = ()  # id_dtype: items of the edges, if these have rows
+    num_bytes: int = 0  # of the area that it takes
 
     @property
     def items(self) -> tuple[NDArray[Any], ...]:

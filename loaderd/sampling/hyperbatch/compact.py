@@ -15,7 +15,7 @@ from blockstore.kernels.renumber import join_sources, split_sources
 from loaderd.memory.blob import Written, joined
 from loaderd.memory.workspace import Workspace
 from loaderd.plans.base import Unit
-from loaderd.sampling.hyperbatch.areas import AreaFull, Sampled, StructureArea
+from loaderd.sampling.hyperbatch.areas import AreaFull, Sampled, StructureArea, aligned_bytes
 from loaderd.sampling.records import flat, section
 from loaderd.sampling.structure import Structure, StructureArrays, structure_arrays
 
@@ -69,28 +69,28 @@ def compact(
     nodes, *found = structure_arrays(work, structure)
     counts, local = work.counts[: structure.num_counts], work.local[: structure.num_edges]
 
-    def keep(array: Written) -> Written:
+    def keep(array: Written) -> NDArray[Any]:
         out = area.take(array.dtype, array.size)
         array.write(0, out)
-        return joined([out])
+        return out
 
     try:
-        arrays = StructureArrays(
-            tuple(map(area.copy, nodes)),
-            joined([keep_counts(counts, area)], counts.dtype),
-            kept_sources(
-                keep_sources(local, structure.nodes_per_hop[0], structure.num_nodes, area),
-                local.size,
-            ),
-            *map(keep, found[2:]),
-        )
+        kept_nodes = tuple(map(area.copy, nodes))
+        kept_counts = keep_counts(counts, area)
+        sources = keep_sources(local, structure.nodes_per_hop[0], structure.num_nodes, area)
+        others = list(map(keep, found[2:]))
         edges: tuple[NDArray[Any], ...] = ()
         if work.record.items:
             items = section(work.records[: structure.num_edges], work.record, "items")
             edges = (area.copy(items),)
     except AreaFull:
         return None
-    return Sampled(batch, unit, structure, arrays, area, edges=edges)
+    arrays = StructureArrays(
+        kept_nodes, joined([kept_counts], counts.dtype), kept_sources(sources, local.size),
+        *(joined([array]) for array in others),
+    )  # fmt: skip
+    taken = aligned_bytes([*kept_nodes, kept_counts, *sources[1:], *others, *edges])
+    return Sampled(batch, unit, structure, arrays, area, edges=edges, num_bytes=taken)
 
 
 def expand(sampled: Sampled, work: Workspace) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from typing import TypeVar
 
 from blockstore import concurrency
@@ -65,8 +66,14 @@ class Workspaces:
         return sum(map(len, self._spare.values())) == self.total
 
 
-def usual_shape(seen: Sequence[Structure], worst: Shape, fanouts: Sequence[Sequence[int]]) -> Shape:
-    """Bounds for batches like those seen: a quarter more than the largest of them."""
+def usual_shape(
+    seen: Sequence[Structure], worst: Shape, fanouts: Sequence[Sequence[int]] | None
+) -> Shape:
+    """Bounds for batches like those seen: a quarter more than the largest of them.
+
+    fanouts   if each node of a frontier has room for as many draws as it may have; None: they are
+              made elsewhere, and only counted here
+    """
 
     def more(count: int) -> int:
         return count + count // _MORE + 1
@@ -78,7 +85,9 @@ def usual_shape(seen: Sequence[Structure], worst: Shape, fanouts: Sequence[Seque
     edges = tuple(
         tuple(
             min(maximum, max(more(max(s.edges_per_hop[h][r] for s in seen)), frontier[h] * fanout))
-            for r, (maximum, fanout) in enumerate(zip(worst.edges[h], fanouts[h], strict=True))
+            for r, (maximum, fanout) in enumerate(
+                zip(worst.edges[h], fanouts[h] if fanouts else repeat(0), strict=False)
+            )
         )
         for h in range(len(frontier))
     )
@@ -103,16 +112,12 @@ class SessionWorkers:
     the client, has done its part.  The thread that asks for steps waits for their workspaces.
     """
 
-    def __init__(
-        self, workspaces: Workspaces, submit: Submit, given: Callable[[], None], spare: int = 1
-    ) -> None:
+    def __init__(self, workspaces: Workspaces, submit: Submit, given: Callable[[], None]) -> None:
         """Use these workspaces.
 
         submit  gives a worker something to do, after work that batches wait for
         given   called when a workspace is back
-        spare   workspaces that are left to batches that are handed out
         """
-        self._spare = spare
         self._workspaces, self._submit, self._given = workspaces, submit, given
         self._held: Workspace | None = None  # see `holding`
         self._alone = False  # all steps are done in it, one after another
@@ -124,8 +129,8 @@ class SessionWorkers:
         """
         if count == 0:
             return
-        own, maximum = self._held or self._workspaces.take(), self._workspaces.total - self._spare
-        chains = 1 if self._alone else max(1, min(maximum, count))
+        own = self._held or self._workspaces.take()
+        chains = 1 if self._alone else min(self._workspaces.total, count)
         steps = Steps(count, chains)
         try:
             for space in [own, *[None] * (chains - 1)]:

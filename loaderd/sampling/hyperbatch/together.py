@@ -7,7 +7,7 @@ the first hops of batches take little room, and nearly every block is needed by 
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -254,7 +254,10 @@ class BlockSampler:
             joined(batch.records, record_dtype(self._record)), joined([batch.index]),
             joined([batch.ends]), joined(batch.trees, np.uint32), joined([batch.times]),
         )  # fmt: skip
-        return Sampled(number, batch.unit, structure, arrays, batch.area, edges=tuple(batch.items))
+        return Sampled(
+            number, batch.unit, structure, arrays, batch.area, edges=tuple(batch.items),
+            num_bytes=batch.num_bytes,
+        )  # fmt: skip
 
     # -- one pass ---------------------------------------------------------------------------------
 
@@ -263,7 +266,6 @@ class BlockSampler:
 
         Batches that find no room are left out, the last first.
         """
-        self._scratch.reset()
         groups = [batches, *(begun.batches for begun in self._begun)]
         every = [batch for group in groups for batch in group]
         self._hop(every, ahead)
@@ -274,25 +276,34 @@ class BlockSampler:
         self._forget_empty()
 
     def _hop(self, batches: list[UnfinishedBatch], ahead: concurrency.ThreadPoolExecutor) -> None:
-        self._each(batches, lambda batch, _: self._begin(batch))
+        part = 0.0
+        while batches and part < 1:
+            self._scratch.reset()
+            self._each(batches, lambda batch, _: self._begin(batch))
+            part = self._draw_all(batches, ahead)
+            if part < 1:  # none is drawn whole: those that have room are drawn again
+                del batches[min(max(1, int(part * len(batches))), len(batches) - 1) :]
+        self._each(batches, self._renumber)
+
+    def _draw_all(
+        self, batches: Sequence[UnfinishedBatch], ahead: concurrency.ThreadPoolExecutor
+    ) -> float:
+        """Draw for all frontiers; returns for which part of them there was room."""
+        done, total = 0, sum(f.order.size for batch in batches for f in batch.frontiers)
         for r, index in enumerate(self._topology.relations):
             needed = np.zeros(index.num_blocks, np.uint8)
             for batch in batches:
                 needed |= np.diff(batch.frontiers[r].block_starts) > 0
-            for blocks in self._held(r, needed, ahead):
-
-                def draw(
-                    batch: UnfinishedBatch,
-                    work: Workspace,
-                    r: int = r,
-                    blocks: NDArray[np.int64] = blocks,
-                ) -> None:
-                    self._draw(batch.frontiers[r], blocks, work)
-
-                self._each(batches, draw)
+            with contextlib.closing(self._held(r, needed, ahead)) as groups:
+                for blocks in groups:
+                    left = list(batches)
+                    self._each(left, partial(self._draw, r, blocks))
+                    if len(left) < len(batches):
+                        return done / total
+                    done += sum(b.frontiers[r].count(blocks) for b in batches)
             self._draw_multi_block(r, batches, ahead)
             self._upward = not self._upward
-        self._each(batches, self._renumber)
+        return 1.0
 
     def _each(
         self, batches: list[UnfinishedBatch], step: Callable[[UnfinishedBatch, Workspace], None]
@@ -323,7 +334,7 @@ class BlockSampler:
                 trees = scratch.take(np.uint32, batch.num_nodes)
                 np.concatenate(batch.trees, out=trees)
         batch.frontiers = []
-        batch.expanded.append(nodes.size)
+        batch.expanded[hop:] = [nodes.size]  # an attempt before may have found no room
         for r, index in enumerate(self._topology.relations):
             counts = scratch.take(np.uint32, nodes.size)
             counts[:] = 0
@@ -352,8 +363,11 @@ class BlockSampler:
         sources = self._scratch.view(self._ids)
         return self._topology.draws(column, starts, sources, starts, records, self._record)
 
-    def _draw(self, frontier: Frontier, blocks: NDArray[np.int64], work: Workspace) -> None:
-        """Draw for the entries whose blocks are held."""
+    def _draw(
+        self, r: int, blocks: NDArray[np.int64], batch: UnfinishedBatch, work: Workspace
+    ) -> None:
+        """Draw for the entries of a relation whose blocks are held."""
+        frontier = batch.frontiers[r]
         column, draws = frontier.column, frontier.draws
         size = column.nodes.size
         entries = work.order if work.order.size >= size else np.empty(size, np.uint32)
@@ -383,7 +397,7 @@ class BlockSampler:
             frontier.multi_block.append(own)
 
     def _draw_multi_block(
-        self, r: int, batches: list[UnfinishedBatch], ahead: concurrency.ThreadPoolExecutor
+        self, r: int, batches: Sequence[UnfinishedBatch], ahead: concurrency.ThreadPoolExecutor
     ) -> None:
         frontiers = [batch.frontiers[r] for batch in batches]
         self._topology.draw_multi_block(
@@ -452,7 +466,7 @@ class BlockSampler:
 
     def _held(
         self, relation: int, needed: NDArray[np.uint8], ahead: concurrency.ThreadPoolExecutor
-    ) -> Iterator[NDArray[np.int64]]:
+    ) -> Generator[NDArray[np.int64]]:
         """The needed blocks in groups, each held in turn while the next one is read."""
         everything = np.arange(needed.size)
         present = self._residency.present(relation, everything)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from blockstore.kernels.picks import Column, Draws
 from blockstore.kernels.sample import MultiBlockColumns
 from loaderd.plans.base import Unit
 from loaderd.plans.roots import Excluded, Forest
-from loaderd.sampling.hyperbatch.areas import ALIGN, StructureArea
+from loaderd.sampling.hyperbatch.areas import ALIGN, StructureArea, aligned_bytes
 from loaderd.sampling.hyperbatch.compact import Sources, move_sources
 from loaderd.sampling.structure import Structure
 
@@ -27,6 +27,10 @@ class Frontier:
     block_starts: NDArray[np.int32]
     draws: Draws
     multi_block: list[MultiBlockColumns] = field(default_factory=list)
+
+    def count(self, blocks: NDArray[np.int64]) -> int:
+        """Its nodes in these blocks."""
+        return int((self.block_starts[blocks + 1] - self.block_starts[blocks]).sum())
 
 
 @dataclass(slots=True)
@@ -58,6 +62,17 @@ class UnfinishedBatch:
     def hop(self) -> int:
         """The hop that comes next, or is being sampled."""
         return len(self.edges_per_hop)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its area that it takes."""
+        pairs = chain.from_iterable((e.starts, e.sources) for e in self.excluded)
+        forest = () if self.forest is None else (self.forest.limits, self.forest.numbers)
+        sources = chain.from_iterable((k.found, k.low, k.high) for k in self.local)
+        return aligned_bytes([
+            self.index, self.ends, self.times, *pairs, *forest, *self.pieces, *self.trees,
+            *self.counts, *sources, *self.records, *self.items,
+        ])  # fmt: skip
 
     def move(self, area: StructureArea) -> None:
         """Copy its arrays to another area.  Raises AreaFull."""

@@ -20,7 +20,12 @@ from loaderd.memory.workspace import (
 )
 from loaderd.plans.base import Shape, Unit
 from loaderd.sampling.hyperbatch.areas import StructureArea
-from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces
+from loaderd.sampling.hyperbatch.single import (
+    BatchSampler,
+    SessionWorkers,
+    Workspaces,
+    usual_shape,
+)
 from loaderd.sampling.structure import Structure
 
 STRUCTURE = Structure((2, 3), ((4,),), 5, 4, (2,), 2)
@@ -51,6 +56,16 @@ def workers():
         )
 
 
+@pytest.mark.parametrize(("fanouts", "edges"), [(((3,), (9,)), (30, 189)), (None, (21, 101))])
+def test_a_small_workspace_holds_a_quarter_more_than_was_seen(fanouts, edges):
+    """Draws have room for as many as there may be, if they are made in it."""
+    seen = [Structure((8, 16, n), ((16,), (80,)), 24 + n, 96, (8, 16), 8) for n in (40, 80)]
+    worst = Shape(10, (10, 30), ((30,), (200,)), 500)
+    assert usual_shape(seen, worst, fanouts) == Shape(
+        10, (10, 21), tuple((count,) for count in edges), 131
+    )
+
+
 def test_steps_are_done_once_and_in_order(workers):
     workspaces, team = workers
     done: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -66,7 +81,7 @@ def test_where_nothing_is_handed_out_every_workspace_is_worked_in():
     for _ in range(2):
         workspaces.add(make_work(20))
     with ThreadPoolExecutor(2) as threads:
-        team = SessionWorkers(workspaces, threads.submit, lambda: None, spare=0)
+        team = SessionWorkers(workspaces, threads.submit, lambda: None)
         team.run(2, lambda _i, _work: both.wait(10) >= 0)
     assert workspaces.all_home
 

@@ -13,6 +13,7 @@ from loaderd.sampling.hyperbatch.regions import TypeRows, region_rows, rows_by_t
 from loaderd.sampling.hyperbatch.sizing import (
     Estimate,
     PassEstimate,
+    cut_without_cache,
     region_curve,
     share_rows,
     size_hyperbatches,
@@ -51,6 +52,21 @@ def test_a_sizing_takes_no_more_than_there_is(room, together, asked):
     assert bool(sizing.sampling.slots) == bool(together)
     assert bool(sizing.shares) == bool(sizing.rows + sizing.staying) == bool(sizing.tables)
     assert sizing.shares or together  # with the graph in memory nothing else is gained
+
+
+def test_an_area_holds_the_batches_that_were_sampled_first():
+    """Where rows have no room the size is what the rest of the memory holds."""
+    passes = PassEstimate(2 << 20, 1 << 20, 4 << 20, 1 << 18, 2, 500 << 20)
+    estimate = Estimate(100, 4 << 20, 1 << 20, 90_000, 9 << 20, (), passes)
+    usual, larger = (
+        cut_without_cache(100, 1 << 20, NEED, estimate._replace(first=first << 20), 100)
+        for first in (0, 30)
+    )
+    assert usual is not None
+    assert larger is not None
+    assert (usual.area, larger.area) == (19, 30)
+    assert larger.slots(0) <= 100
+    assert larger.size < usual.size
 
 
 def test_areas_that_hold_the_worst_batch_hold_several_usual_ones():

@@ -52,7 +52,7 @@ def test_who_waits_for_a_workspace_does_not_have_the_turn(made):
     with parts_of(made, "new", 9, 3) as parts, ThreadPoolExecutor(2) as threads:
         workspaces, changed = Workspaces(), Watched()
         workspaces.add(parts.workspace())
-        workers = SessionWorkers(workspaces, threads.submit, lambda: None, 0)
+        workers = SessionWorkers(workspaces, threads.submit, lambda: None)
         begin: Any = lambda units, _held: [parts.roots(unit) for unit in units]  # noqa: E731
         record = edge_record(parts.made.store.manifest, parts.plan.resolved)
         rules, lock = BatchRules(parts.plan, begin, record), threading.Lock()
@@ -95,8 +95,11 @@ def room(num_bytes: int) -> StructureArea:
 def sample(parts: Parts, area_bytes: int, scratch_bytes: int) -> list[Sampled]:
     """The batches of an epoch that an area holds."""
     with sampler_of(parts, SamplingMemory(room(scratch_bytes))) as sampler:
-        units = [parts.plan.unit(1, step) for step in range(STEPS)]
-        return sampler.sample(units, 40, room(area_bytes), lambda: False)
+        units, area = [parts.plan.unit(1, step) for step in range(STEPS)], room(area_bytes)
+        found = sampler.sample(units, 40, area, lambda: False)
+        taken = sum(sampled.num_bytes for sampled in found)
+        assert taken == area.used if len(found) == STEPS else taken <= area.used
+        return found
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -124,6 +127,28 @@ def test_where_room_ends_the_first_batches_are_whole(made, case):
             for sampled in found:
                 same(parts, sampled.unit, found_of(sampled))
     assert counts & {1, 2}
+
+
+def test_batches_without_room_for_their_draws_are_left_out_of_this_hop(made):
+    """The others are drawn again; the hops before it are not."""
+    with (
+        parts_of(made, "new", 5, 1) as parts,
+        sampler_of(parts, SamplingMemory(room(10 << 10))) as s,
+    ):
+        drawn, draw_all = list[tuple[int, bool]](), s._draw_all
+
+        def noted(batches: Any, ahead: Any) -> float:
+            part = draw_all(batches, ahead)
+            drawn.append((len(batches), part == 1))
+            return part
+
+        s._draw_all = noted  # type: ignore[method-assign]
+        units = [parts.plan.unit(1, step) for step in range(STEPS)]
+        found = s.sample(units, 0, room(1 << 20), lambda: False)
+        assert drawn == [(3, True), (3, True), (3, False), (2, True)]
+        assert [sampled.unit for sampled in found] == units[:2]
+        for sampled in found:
+            same(parts, sampled.unit, found_of(sampled))
 
 
 def early(case: str, num_bytes: int, scratch_bytes: int = 1 << 21) -> SamplingMemory:
