@@ -182,7 +182,7 @@ class LookAhead(Closing):
         resources, draft = self._resources, self._draft
         share, settings = resources.settings.session_share, resources.settings
         room = int(self._share(estimate.alike) * share)
-        estimate = estimate._replace(first=self._first_slots * resources.budget.slot_bytes)
+        estimate = estimate._replace(first_area=self._first_slots * resources.budget.slot_bytes)
         if estimate.alike > 1:
             with resources.broker.for_others():
                 pooled = resources.broker.row_slots(self._paid(estimate.alike)) + self._first_slots

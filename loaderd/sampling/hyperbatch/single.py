@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import repeat
 from typing import TypeVar
 
 from blockstore import concurrency
@@ -71,8 +70,8 @@ def usual_shape(
 ) -> Shape:
     """Bounds for batches like those seen: a quarter more than the largest of them.
 
-    fanouts   if each node of a frontier has room for as many draws as it may have; None: they are
-              made elsewhere, and only counted here
+    fanouts   [hop][relation], if the workspace has room for all draws that a frontier may take;
+              None: they are written elsewhere, and it holds only the edges that were found
     """
 
     def more(count: int) -> int:
@@ -82,14 +81,14 @@ def usual_shape(
         min(maximum, more(max(s.frontiers[hop] for s in seen)))
         for hop, maximum in enumerate(worst.frontier)
     )
+
+    def edges_of(hop: int, relation: int, maximum: int) -> int:
+        draws = 0 if fanouts is None else frontier[hop] * fanouts[hop][relation]
+        return min(maximum, max(more(max(s.edges_per_hop[hop][relation] for s in seen)), draws))
+
     edges = tuple(
-        tuple(
-            min(maximum, max(more(max(s.edges_per_hop[h][r] for s in seen)), frontier[h] * fanout))
-            for r, (maximum, fanout) in enumerate(
-                zip(worst.edges[h], fanouts[h] if fanouts else repeat(0), strict=False)
-            )
-        )
-        for h in range(len(frontier))
+        tuple(edges_of(hop, relation, maximum) for relation, maximum in enumerate(of_hop))
+        for hop, of_hop in enumerate(worst.edges)
     )
     return Shape(
         worst.seeds, frontier, edges, min(worst.nodes, more(max(s.num_nodes for s in seen))),

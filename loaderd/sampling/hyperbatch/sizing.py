@@ -63,7 +63,7 @@ class Estimate(NamedTuple):
     kept: NDArray[np.bool_] | None = None  # regions that stay for other sessions; None: none
     alike: int = 1  # sessions that share the regions that stay, this one included
     beyond: int = 0  # slots beside its own room, for regions that it keeps for the others
-    first: int = 0  # bytes of the area in which the first batches were sampled already
+    first_area: int = 0  # bytes of the area in which the first batches were sampled already
 
 
 class SamplingSlots(NamedTuple):
@@ -306,18 +306,20 @@ def cut_without_cache(
     if (passes := estimate.passes) is None:
         return None
     quota = max(need.min_quota, room // 3)  # rows pass through it, part by part
-    one, worst = _slack(estimate.structure_bytes), max(estimate.min_area, estimate.first)
+    one = _slack(estimate.structure_bytes)
+    min_area = max(estimate.min_area, estimate.first_area)
     each = one + _slack(passes.scratch) + passes.early * _slack(passes.begun)
     size = min(maximum, max(0, room - quota) * slot_bytes // each)
     while size > 1:
-        area = -(-max(worst, size * one) // slot_bytes)
+        area = -(-max(min_area, size * one) // slot_bytes)
         sampling = _size_sampling(size, slot_bytes, passes)
         cut = HyperSizing(size, size, 1, area, sampling, 0, (), 0, 0, 0, quota)
         if cut.slots(0) <= room:
             return cut
         size -= 1
-    if estimate.first:  # rather sample these again
-        return cut_without_cache(room, slot_bytes, need, estimate._replace(first=0), maximum)
+    if estimate.first_area:  # rather sample these again
+        less = estimate._replace(first_area=0)
+        return cut_without_cache(room, slot_bytes, need, less, maximum)
     if passes.early:
         less = estimate._replace(passes=passes.by_hops())
         return cut_without_cache(room, slot_bytes, need, less, maximum)

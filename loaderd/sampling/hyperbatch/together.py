@@ -262,10 +262,7 @@ class BlockSampler:
     # -- one pass ---------------------------------------------------------------------------------
 
     def _pass(self, batches: list[UnfinishedBatch], ahead: concurrency.ThreadPoolExecutor) -> None:
-        """Sample the next hop of these batches and of all that are begun.
-
-        Batches that find no room are left out, the last first.
-        """
+        """Sample the next hop of these and all begun batches; the last are left out if room ends."""
         groups = [batches, *(begun.batches for begun in self._begun)]
         every = [batch for group in groups for batch in group]
         self._hop(every, ahead)
@@ -276,13 +273,14 @@ class BlockSampler:
         self._forget_empty()
 
     def _hop(self, batches: list[UnfinishedBatch], ahead: concurrency.ThreadPoolExecutor) -> None:
-        part = 0.0
-        while batches and part < 1:
+        while batches:
             self._scratch.reset()
             self._each(batches, lambda batch, _: self._begin(batch))
             part = self._draw_all(batches, ahead)
-            if part < 1:  # none is drawn whole: those that have room are drawn again
-                del batches[min(max(1, int(part * len(batches))), len(batches) - 1) :]
+            if part == 1:
+                break
+            # no batch has all of its draws: as many as have room are drawn again
+            del batches[min(max(1, int(part * len(batches))), len(batches) - 1) :]
         self._each(batches, self._renumber)
 
     def _draw_all(

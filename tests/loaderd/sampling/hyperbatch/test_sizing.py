@@ -55,11 +55,11 @@ def test_a_sizing_takes_no_more_than_there_is(room, together, asked):
 
 
 def test_an_area_holds_the_batches_that_were_sampled_first():
-    """Where rows have no room the size is what the rest of the memory holds."""
+    """If rows have no room, the size is what the rest of the memory holds."""
     passes = PassEstimate(2 << 20, 1 << 20, 4 << 20, 1 << 18, 2, 500 << 20)
     estimate = Estimate(100, 4 << 20, 1 << 20, 90_000, 9 << 20, (), passes)
     usual, larger = (
-        cut_without_cache(100, 1 << 20, NEED, estimate._replace(first=first << 20), 100)
+        cut_without_cache(100, 1 << 20, NEED, estimate._replace(first_area=first << 20), 100)
         for first in (0, 30)
     )
     assert usual is not None
