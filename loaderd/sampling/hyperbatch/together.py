@@ -262,7 +262,7 @@ class BlockSampler:
     # -- one pass ---------------------------------------------------------------------------------
 
     def _pass(self, batches: list[UnfinishedBatch], ahead: concurrency.ThreadPoolExecutor) -> None:
-        """Sample the next hop of these and all begun batches; the last may lack room."""
+        """Sample the next hop, of begun batches too; the last are left out if room is lacking."""
         groups = [batches, *(begun.batches for begun in self._begun)]
         every = [batch for group in groups for batch in group]
         self._hop(every, ahead)
