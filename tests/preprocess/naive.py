@@ -39,12 +39,12 @@ def breadth_first(num_nodes: int, edges: list[Edge], max_levels: int) -> list[in
     order: list[int] = []
     frontier: list[int] = []
     wanted = 1
+    seen: set[int] = set()
     for _ in range(max_levels):
         if not frontier:
-            frontier = [v for v in roots if v not in order][:wanted]
+            frontier = [v for v in roots if v not in seen][:wanted]
             wanted *= 2
         else:
-            seen = set(order)
             finder: dict[int, int] = {}
             for place, v in enumerate(frontier):
                 for u in sources[v]:
@@ -52,7 +52,8 @@ def breadth_first(num_nodes: int, edges: list[Edge], max_levels: int) -> list[in
                         finder.setdefault(u, place)
             frontier = sorted(finder, key=lambda u: (finder[u], u))
         order += frontier
-    left = [v for v in range(num_nodes) if v not in set(order)]
+        seen.update(frontier)
+    left = [v for v in range(num_nodes) if v not in seen]
     return order + [v for v in left if v in linked] + [v for v in left if v not in linked]
 
 
