@@ -78,6 +78,7 @@ class BlockPool:
         self._pins = np.zeros(num_slots, np.int32)
         self._used = np.zeros(num_slots, np.int64)
         self._file_pins = np.zeros(len(num_blocks) + 1, np.int64)  # [-1]: slots without a block
+        self._total = sum(num_blocks)
         self.num_owned = 0
         self.tick = 0  # ages of blocks are counted in these, see `Residency.tick`
 
@@ -131,9 +132,13 @@ class BlockPool:
         """Which of `blocks` are present or being read."""
         return self._where[file][blocks] >= 0
 
-    def hold_file(self, file: int) -> bool:
-        """Pin a complete file, at no cost per block; returns False if it is not complete."""
-        if not self.complete(file):
+    def hold_file(self, file: int, whole: bool = True) -> bool:
+        """Pin a complete file, at no cost per block; returns False if it is not complete.
+
+        whole   False: else the blocks that are there, and those that come, if the pool has slots
+                for all blocks of all files
+        """
+        if not self.complete(file) and (whole or self.num_owned < self._total):
             return False
         self._file_pins[file] += 1
         return True
@@ -271,7 +276,6 @@ class GraphPool(BlockPool):
     ) -> None:
         super().__init__(num_blocks, num_slots)
         self.worker_blocks, self._reserve = worker_blocks, workers * worker_blocks
-        self._total = sum(num_blocks)
         # slots that the pool always keeps
         self.minimum = min_slots(self._total, workers, worker_blocks)
         self.on_account = dict.fromkeys(Account, 0)  # blocks; one that is pinned twice counts twice
@@ -296,9 +300,9 @@ class GraphPool(BlockPool):
         reserve = min(self._reserve, self._total - self.file_blocks)
         return max(SHARED_BLOCKS, owned - self.file_blocks - reserve)
 
-    def hold_file(self, file: int) -> bool:
+    def hold_file(self, file: int, whole: bool = True) -> bool:
         more = 0 if self._file_pins[file] else self.slot_of_block[file].size
-        if self._after_waiting() < self.required(more) or not super().hold_file(file):
+        if self._after_waiting() < self.required(more) or not super().hold_file(file, whole):
             return False
         self.file_blocks += more
         return True
@@ -375,12 +379,12 @@ class Residency(Generic[PoolT_co]):
         with self._changed:
             return self.pool.shared_room()
 
-    def hold_file(self, file: int) -> bool:
-        """Hold a file that is wholly present; False: it is not, or others need the slots."""
+    def hold_file(self, file: int, whole: bool = True) -> bool:
+        """Hold a file as the pool does; False: it is not present, or others need the slots."""
         with self._changed:
-            whole = self.pool.hold_file(file)
-            self.hits += whole
-            return whole
+            held = self.pool.hold_file(file, whole)
+            self.hits += held
+            return held
 
     def drop_file(self, file: int) -> None:
         """Unpin a file once, after `hold_file` returned True."""

@@ -27,6 +27,7 @@ from loaderd.monitoring.devicecost import FLASH, DeviceGauge
 
 _PART_ROWS = 1 << 14  # rows whose pages are planned at a time
 _PARTS_HELD = 2  # parts in flight at a time
+_MOST = 16  # a batch of so many nodes for each block of a file wants nearly all of its blocks
 
 
 class ServedFiles(NamedTuple):
@@ -116,22 +117,31 @@ class RowAssembler:
         missing = [0] * len(work.rows)
         try:
             for a, file in self._served(work):
-                if self._residency.hold_file(file.number):
+                items = work.items[:num]
+                if self._residency.hold_file(file.number, num < _MOST * file.num_blocks):
                     files.append(file.number)
-                else:
-                    marks = work.marks[: file.num_blocks]
-                    mark_blocks(work.items, num, file.view, marks)
-                    needed = np.flatnonzero(marks).astype(np.int64)
-                    # if not all fit, those stay of which this batch wants the most rows
-                    needed = needed[np.argsort(255 - marks[needed], kind="stable")]
-                    marks[needed] = 0
-                    held.append(self._residency.hold(file.number, needed, min_age))
-                missing[a] = address_rows(work.items, num, file.view, work.addresses[a])
+                    missing[a] = address_rows(items, num, file.view, work.addresses[a])
+                    items = items[work.addresses[a][:num] == ABSENT] if missing[a] else items[:0]
+                if items.size:
+                    held.append(self._hold(work, file, items, min_age))
+                    missing[a] = address_rows(work.items, num, file.view, work.addresses[a])
         except BaseException:
             self.drop(Pins(tuple(files), tuple(held)))
             raise
         count = self._order(work, num) if any(missing) else 0
         return Addressed(Pins(tuple(files), tuple(held)), count, tuple(missing))
+
+    def _hold(
+        self, work: Workspace, file: RowFile, items: NDArray[Any], min_age: int
+    ) -> PinnedBlocks:
+        """Hold the blocks that have rows of these items, as far as they find a slot."""
+        marks = work.marks[: file.num_blocks]
+        mark_blocks(items, items.size, file.view, marks)
+        needed = np.flatnonzero(marks).astype(np.int64)
+        # if not all fit, those stay of which this batch wants the most rows
+        needed = needed[np.argsort(255 - marks[needed], kind="stable")]
+        marks[needed] = 0
+        return self._residency.hold(file.number, needed, min_age)
 
     def drop(self, pins: Pins) -> None:
         """Unpin the batch's blocks."""

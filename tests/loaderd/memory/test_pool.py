@@ -10,7 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from loaderd.memory.residency import BlockPool, PinnedBlocks
 
-NUM_BLOCKS = (9, 3, 0)  # of each file
 NUM_SLOTS = 6
 
 
@@ -141,6 +140,20 @@ def test_a_complete_file_is_pinned_as_a_whole(pool):
     assert not pool.complete(1)
 
 
+def test_what_is_there_of_a_file_is_pinned_if_all_files_have_room(pool):
+    pool.add_slots([0, 1, 3, 4, 6, 7])
+    assert not pool.hold_file(0, whole=False)  # 8 slots for 9 blocks
+    pool.add_slots([8])
+    pool.drop(bring(pool, 0, 0, 1).slots)
+    assert pool.hold_file(0, whole=False)
+    assert not pool.hold_file(0)
+    assert pool.pinned().sum() == 2
+    pool.drop(bring(pool, 0, 2).slots)
+    assert pool.pinned().sum() == 3
+    pool.drop_file(0)
+    assert not pool.pinned().any()
+
+
 def test_a_file_without_blocks_is_complete(pool):
     assert pool.complete(2)
     assert pool.hold_file(2)
@@ -164,9 +177,11 @@ def test_slots_are_given_up_together_and_not_while_one_is_pinned(pool):
 class PoolMachine(RuleBasedStateMachine):
     """Any calls that callers may make; `blocks` maps (file, block) to where it should be."""
 
+    num_blocks = (9, 3, 0)  # of each file
+
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(NUM_BLOCKS, NUM_SLOTS)
+        self.pool = BlockPool(self.num_blocks, NUM_SLOTS)
         self.owned: set[int] = set()
         self.blocks: dict[tuple[int, int], int] = {}  # to its slot; present or being read
         self.loaded: set[tuple[int, int]] = set()
@@ -174,7 +189,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.used: dict[int, int] = {}  # by slot of `blocks`
         self.holds: list[tuple[int, dict[int, int]]] = []  # what each caller has to drop
         self.reads: list[tuple[int, dict[int, int]]] = []  # what each has yet to read
-        self.files = [0] * len(NUM_BLOCKS)
+        self.files = [0] * len(self.num_blocks)
 
     def evictable(self) -> set[int]:
         """Slots that may get another block."""
@@ -211,7 +226,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), file=st.integers(0, 2), min_age=st.sampled_from([0, 0, 1, 2, 5]))
     def hold(self, data, file, min_age):
         wanted = data.draw(st.lists(st.integers(0, 8), unique=True, max_size=5))
-        wanted = [block for block in wanted if block < NUM_BLOCKS[file]]
+        wanted = [block for block in wanted if block < self.num_blocks[file]]
         known = [block for block in wanted if (file, block) in self.blocks]
         absent = [block for block in wanted if (file, block) not in self.blocks]
         for block in known:
@@ -270,11 +285,12 @@ class PoolMachine(RuleBasedStateMachine):
         for slot in done:
             self.pins[slot] -= 1
 
-    @rule(file=st.integers(0, 2))
-    def hold_file(self, file):
-        complete = sum(place[0] == file for place in self.loaded) == NUM_BLOCKS[file]
-        assert self.pool.hold_file(file) == complete
-        self.files[file] += complete
+    @rule(file=st.integers(0, 2), whole=st.booleans())
+    def hold_file(self, file, whole):
+        complete = sum(place[0] == file for place in self.loaded) == self.num_blocks[file]
+        roomy = len(self.owned) >= sum(self.num_blocks) and not whole
+        assert self.pool.hold_file(file, whole) == (complete or roomy)
+        self.files[file] += complete or roomy
 
     @precondition(lambda self: any(self.files))
     @rule()
@@ -285,7 +301,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def blocks_are_where_they_should_be(self):
-        for file, num_blocks in enumerate(NUM_BLOCKS):
+        for file, num_blocks in enumerate(self.num_blocks):
             places = [(file, block) for block in range(num_blocks)]
             slots = [self.blocks[p] if p in self.loaded else -1 for p in places]
             assert self.pool.slot_of_block[file].tolist() == slots
@@ -301,5 +317,13 @@ class PoolMachine(RuleBasedStateMachine):
         assert set(np.flatnonzero(self.pool.pinned()).tolist()) == pinned
 
 
-PoolMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+class RoomyMachine(PoolMachine):
+    """All blocks have room, unless slots are taken away."""
+
+    num_blocks = (3, 2, 0)
+
+
+for machine in (PoolMachine, RoomyMachine):
+    machine.TestCase.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 TestAnySequenceOfCalls = PoolMachine.TestCase
+TestWithRoomForAll = RoomyMachine.TestCase

@@ -16,6 +16,7 @@ from blockstore.kernels.rows import ABSENT, NO_ROW
 from loaderd.memory.ledger import ServedRows
 from loaderd.memory.residency import BlockPool, Residency
 from loaderd.memory.workspace import RowName
+from loaderd.sampling import rows
 from loaderd.sampling.rows import RowAssembler, ServedFiles
 
 BLOCK, SLOT, FIRST, NODES, WIDTHS = 4096, 4096, 10, 60, (1500, 700, 24)
@@ -113,12 +114,19 @@ class Parts:
 @settings(deadline=None, max_examples=60)
 @given(
     nodes=st.lists(st.integers(0, TOP - 1), max_size=50),
-    pool_slots=st.integers(0, 40),
+    pool_slots=st.integers(0, 60),
     transit=st.integers(1, 5),
     cuts=st.lists(st.integers(0, 50), max_size=2),
     held=st.booleans(),
+    most=st.sampled_from([0, 1, 16]),
 )
-def test_every_row_is_where_its_address_says(nodes, pool_slots, transit, cuts, held):
+def test_every_row_is_where_its_address_says(nodes, pool_slots, transit, cuts, held, most):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "_MOST", most)
+        check_addresses(nodes, pool_slots, transit, cuts, held)
+
+
+def check_addresses(nodes, pool_slots, transit, cuts, held):
     parts = Parts(pool_slots)
     num = parts.put(nodes)
     if held:  # blocks that another batch uses stay
@@ -141,6 +149,28 @@ def test_every_row_is_where_its_address_says(nodes, pool_slots, transit, cuts, h
     parts.assembler.drop(found.pins)
     if held:
         parts.assembler.drop(other.pins)
+    assert not parts.pool.pinned().any()
+
+
+def test_a_large_batch_holds_files_that_have_room_and_reads_what_is_absent(monkeypatch):
+    monkeypatch.setattr(rows, "_MOST", 1)
+    parts = Parts(60)
+    half = parts.put(range(FIRST, FIRST + NODES // 2))
+    parts.assembler.drop(parts.assembler.address(parts.work, half, 0).pins)
+    before = parts.pool.num_present(0)
+    assert 0 < before < GEOMETRY[0].num_blocks
+    nodes = list(range(FIRST, FIRST + NODES - 2))  # a block stays absent
+    found = parts.assembler.address(parts.work, parts.put(nodes), 0)
+    assert found.pins.files == (0, 1, 2)
+    assert found.pins.held[0].num_present == 0  # the others need no pins of their own
+    assert parts.pool.num_present(0) == before + found.pins.held[0].slots.size
+    assert not parts.pool.complete(0)
+    assert found.num_missing == 0
+    check(parts, range(len(nodes)), nodes)
+    again = parts.assembler.address(parts.work, parts.put(nodes), 0)
+    assert not again.pins.held
+    for pins in (found.pins, again.pins):
+        parts.assembler.drop(pins)
     assert not parts.pool.pinned().any()
 
 
