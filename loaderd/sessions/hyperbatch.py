@@ -60,7 +60,7 @@ _FILL = 2  # of `loaderd.monitoring.trace.STAGES`
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _EarlyBatch(BatchInProgress):
+class _SampledBatch(BatchInProgress):
     """A batch that was sampled before its turn came."""
 
     sampled: Sampled  # its structure, until the batch is built
@@ -122,7 +122,7 @@ class HyperbatchSession(SampledSession):
                 return False
             for sampled in batches:
                 structure = sampled.structure
-                job = _EarlyBatch(
+                job = _SampledBatch(
                     sampled.run, sampled.unit, None, structure=structure, sampled=sampled,
                     cached=cached,
                 )  # fmt: skip
@@ -152,7 +152,7 @@ class HyperbatchSession(SampledSession):
         """Do nothing: the session's own threads begin batches."""
 
     def _may_place(self, job: BatchInProgress) -> bool:
-        assert isinstance(job, _EarlyBatch)
+        assert isinstance(job, _SampledBatch)
         if job.cached or job.work is not None:
             return True
         job.work = self._memory.workspaces.try_take(job.structure)
@@ -162,14 +162,14 @@ class HyperbatchSession(SampledSession):
         return False
 
     def _structure(self, job: BatchInProgress) -> Structure:
-        assert isinstance(job, _EarlyBatch)
+        assert isinstance(job, _SampledBatch)
         expand(job.sampled, job.workspace)
         return job.sampled.structure
 
     def _write(
         self, job: BatchInProgress, placement: Placement
     ) -> tuple[BatchReady | RowGroup, int]:
-        assert isinstance(job, _EarlyBatch)
+        assert isinstance(job, _SampledBatch)
         if not job.cached or self._cache is None:
             return super()._write(job, placement)
         rows = [
@@ -190,13 +190,13 @@ class HyperbatchSession(SampledSession):
             self._resources.trace.write(STAGE, job.run, _FILL, np.array([begun, ended]))
 
     def _built(self, job: BatchInProgress) -> None:
-        assert isinstance(job, _EarlyBatch)
+        assert isinstance(job, _SampledBatch)
         if not job.handed_out:
             job.handed_out = True
             self._hyper.handed_out(job.sampled)
 
     def _released(self, job: BatchInProgress) -> None:
-        assert isinstance(job, _EarlyBatch)
+        assert isinstance(job, _SampledBatch)
         self._hyper.released(job.run, job.sampled.batch)
 
     def waits(self) -> bool:
@@ -375,14 +375,14 @@ def _take(
     """Take areas and cache; None if the arena's free slots lie too far apart."""
     allocation, settings = draft.allocation, resources.settings
     try:
-        areas, early = ahead.take_areas(sizing.areas, sizing.area)
+        areas, first = ahead.take_areas(sizing.areas, sizing.area)
         sampling = None
         if sizing.sampling.slots:
             sampling = take_sampling(allocation, sizing.sampling, resources.budget.slot_bytes)
-            sampling = ahead.begin(sampling, early, sizing.size)
+            sampling = ahead.begin(sampling, first, sizing.size)
         ahead.close()
         if not sizing.shares:
-            return HyperMemory(sizing, areas, sampling, None, early)
+            return HyperMemory(sizing, areas, sampling, None, first)
         tables = allocation.run(sizing.tables, SHORT_WAIT_S)
         transit = [allocation.run(sizing.run, SHORT_WAIT_S) for _ in range(settings.readers)]
         rows = allocation.slots(sizing.rows)
@@ -393,7 +393,7 @@ def _take(
             resources.rows._replace(served=draft.served), sizing.shares, tables, rows, transit,
             row_cost(resources, transit), staying,
         )  # fmt: skip
-        return HyperMemory(sizing, areas, sampling, cache, early)
+        return HyperMemory(sizing, areas, sampling, cache, first)
     except Refused:
         return None
 

@@ -225,31 +225,31 @@ class LookAhead(Closing):
         Raises Refused: the arena's free slots lie too far apart.
         """
         allocation, first = self._draft.allocation, self._first
-        found, slots, early = list[StructureArea](), range(0), list[Sampled]()
+        found, slots, batches = list[StructureArea](), range(0), list[Sampled]()
         if first is not None and len(first.slots) <= size:
             slots = allocation.extend(first.slots, size)
         if first is not None and len(slots) == size:
             self._first = None
             found = [StructureArea(allocation.memory(slots), first.used)]
-            early = [sampled._replace(area=found[0]) for sampled in first.sampled]
+            batches = [sampled._replace(area=found[0]) for sampled in first.sampled]
         self.forget()
         while len(found) < number:
             found.insert(0, StructureArea(allocation.run(size, SHORT_WAIT_S)))
-        return found, early
+        return found, batches
 
-    def begin(self, memory: SamplingMemory, early: Sequence[Sampled], size: int) -> SamplingMemory:
-        """Begin the hyperbatches of `size` after the early batches, if the graph is in memory now.
+    def begin(self, memory: SamplingMemory, first: Sequence[Sampled], size: int) -> SamplingMemory:
+        """Begin the hyperbatches of `size` after the first batches, if the graph is in memory now.
 
         Else the first of these makes a pass over the graph for each hop.  Returns the memory with
         those that are begun.
         """
-        if not early or self._resources.broker.graph_missing:
+        if not first or self._resources.broker.graph_missing:
             return memory
         room = self._resources.allocation()
         try:
             with self._workers(room) as workers:
                 sampler = block_sampler(self._resources, self._draft.spec, workers, memory)
-                return sampler.begin([sampled.unit for sampled in early], size)
+                return sampler.begin([sampled.unit for sampled in first], size)
         finally:
             room.free()
 

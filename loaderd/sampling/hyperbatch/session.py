@@ -56,7 +56,7 @@ class HyperMemory(NamedTuple):
     sampling: SamplingMemory | None  # if batches are sampled together
     cache: RowProvider | None  # None: rows are read batch by batch
     # batches that are likely to be wanted first, sampled already; they lie in the last area
-    early: Sequence[Sampled] = ()
+    first: Sequence[Sampled] = ()
 
 
 class _Cancelled(Exception):
@@ -118,10 +118,10 @@ class Hyper:
         self._plan, self._sampler, self.cache = plan, sampler, memory.cache
         self.size, self._chunk = memory.sizing.size, memory.sizing.chunk
         # a run begins with one batch, unless passes over the graph sample all at the same cost
-        self._first = 1 if memory.sampling is None else len(memory.early) or self._chunk
+        self._begins_with = 1 if memory.sampling is None else len(memory.first) or self._chunk
         self._owner, self._trace = owner, trace
         self._areas, self._free = memory.areas, list(memory.areas)
-        self._early = memory.early
+        self._first = memory.first  # until they are taken
         self._changed = concurrency.Condition()
         self._run: _Run | None = None
         self._stopped = self._closed = False
@@ -237,7 +237,7 @@ class Hyper:
 
         A `wake` that comes meanwhile is not missed: the next check asks again.
         """
-        maximum = self._chunk if run.batches else max(self._first, len(self._early))
+        maximum = self._chunk if run.batches else max(self._begins_with, len(self._first))
         asked = self._owner.ask(run.number, maximum - len(run.ahead))
         with self._changed:
             run.ahead.extend(asked)
@@ -266,9 +266,9 @@ class Hyper:
         begun = concurrency.perf_counter_ns()
         try:
             units = [self._plan.unit(w.epoch, w.step) for w in wanted]
-            sampled = self._take_early(units, area)
+            sampled = self._take_first(units, area)
             if not sampled:
-                some = units if run.batches else units[: self._first]
+                some = units if run.batches else units[: self._begins_with]
                 sampled = self._sampler.sample(
                     some, run.batches, area, lambda: run is not self._run
                 )
@@ -288,15 +288,15 @@ class Hyper:
             self._changed.notify_all()
             self._drop(area, 1)
 
-    def _take_early(self, units: Sequence[Unit], area: StructureArea) -> Sequence[Sampled]:
-        """The first of these batches, if they were sampled early; else none, in an empty area.
+    def _take_first(self, units: Sequence[Unit], area: StructureArea) -> Sequence[Sampled]:
+        """Those of the session's first batches that these are; if none, the area is empty then.
 
-        Only the first batches of a session may have been.  By the sampling thread.
+        By the sampling thread.
         """
-        early, self._early = self._early, ()
-        pairs = takewhile(lambda pair: pair[0].unit == pair[1], zip(early, units, strict=False))
+        first, self._first = self._first, ()
+        pairs = takewhile(lambda pair: pair[0].unit == pair[1], zip(first, units, strict=False))
         found = [sampled for sampled, _ in pairs]
-        if early and not found:
+        if first and not found:
             area.rewind()
         return found
 
@@ -318,8 +318,8 @@ class Hyper:
     def _group_size(self, run: _Run) -> int:
         """Batches of the next group, at most: the first ones are small, as a client waits."""
         if run.grouped == 0:
-            return self._first
-        return min(self._chunk, self.size) if run.grouped <= self._first else self.size
+            return self._begins_with
+        return min(self._chunk, self.size) if run.grouped <= self._begins_with else self.size
 
     def _gather(self) -> None:
         """Bring in the rows of one group: batches that fit the cache together."""

@@ -51,7 +51,7 @@ def batches(trainer: Trainer, epoch: int = 0, first: int = 0) -> list[list[bytes
 
 
 def plain(store: Path, epoch: int = 0, first: int = 0) -> list[list[bytes]]:
-    with Serving(store, 64 << 20) as serving:
+    with Serving(store, 192 << 20) as serving:  # the graph stays in memory
         return batches(serving.attach("minibatch", **ASKED), epoch, first)
 
 
