@@ -138,6 +138,7 @@ class RowCache:
         self._slots_lock = concurrency.Lock()  # for `CacheTable.slots`
         self._counts = np.zeros(LEVELS, np.int64)
         self._groups = 0
+        self._entered = list[int]()  # batches whose rows are in the set, of the run
         self._delivered = False  # whether a group's rows have been brought in
         self._passing: dict[int, _BatchNodes] = {}  # of each batch that is not brought in yet
         self.rows_read = self.rows_wanted = self.pages_read = self.runs_read = 0
@@ -147,6 +148,7 @@ class RowCache:
     def begin_run(self) -> None:
         """Batches are numbered from 0 again; rows stay."""
         self._passing.clear()
+        self._entered = []
         for t in self.types:
             t.table.last[:] = -1
             t.table.coming[:] = NEVER
@@ -166,12 +168,8 @@ class RowCache:
 
     def count_fitting(self, batches: Sequence[Needs]) -> int:
         """How many of the batches, from the first on, fit together; 0: not even the first."""
-        counts = self._clear_set()
-        for number, needs in enumerate(batches):
-            self._add_rows(needs, counts)
-            if not self._fit(counts):
-                return number
-        return len(batches)
+        fits = self._enter(batches)
+        return len(batches) if fits else len(self._entered) - 1
 
     def _fit(self, counts: Sequence[NDArray[np.int64]]) -> bool:
         """Whether there is an entry for each row that may leave."""
@@ -180,17 +178,23 @@ class RowCache:
             for t, count in zip(self.types, counts, strict=True)
         )
 
-    def _clear_set(self) -> list[NDArray[np.int64]]:
-        """Empty the set of rows; returns how many of each type and region are in it now: none."""
+    def _enter(self, batches: Sequence[Needs]) -> bool:
+        """Have the rows of these batches in the set, up to the first whose rows do not fit.
+
+        Returns whether all fit.
+        """
         for t in self.types:
             t.bits[:] = 0
-        return [np.zeros(t.table.stays.size, np.int64) for t in self.types]
-
-    def _add_rows(self, needs: Needs, counts: Sequence[NDArray[np.int64]]) -> None:
-        """Add the rows of a batch to the set, and to its `counts`."""
-        for t, count in zip(self.types, counts, strict=True):
-            for piece in self._passing_of(needs)[t.number]:
-                count_new(piece, piece.size, t.first, t.num_nodes, t.bits, t.table.shift, count)
+        self._entered = []
+        counts = [np.zeros(t.table.stays.size, np.int64) for t in self.types]
+        for needs in batches:
+            for t, count in zip(self.types, counts, strict=True):
+                for piece in self._passing_of(needs)[t.number]:
+                    count_new(piece, piece.size, t.first, t.num_nodes, t.bits, t.table.shift, count)
+            self._entered.append(needs.batch)
+            if not self._fit(counts):
+                return False
+        return True
 
     def bring(
         self, group: Sequence[Needs], later: Sequence[Needs], oldest: Callable[[int], int]
@@ -209,11 +213,9 @@ class RowCache:
             self._passing_of(needs)
         self.rows_wanted += sum(piece.size for needs in group for piece in needs.pieces)
         self._fill(group, oldest)
-        counts = self._clear_set()
-        for needs in group:
-            self._add_rows(needs, counts)
-        fits = self._fit(counts)
-        assert fits  # `listed` has room for all of them
+        if self._entered != [needs.batch for needs in group]:  # not those that were counted last
+            fits = self._enter(group)
+            assert fits  # `listed` has room for all of them
         for t in self.types:
             t.num_listed = list_absent(t.bits, t.table, until, t.listed)
             t.table.coming[:] = NEVER
