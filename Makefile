@@ -5,8 +5,8 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TORCH  := 2.13.0
-# twice the cores: a third of the tests waits for processes and the disk
-WORKERS ?= 4
+# one more than two cores: a third of the tests waits for processes and the disk
+WORKERS ?= 3
 
 # some containers set it: each of hundreds of processes would compile every module that it imports
 unexport PYTHONDONTWRITEBYTECODE
