@@ -135,8 +135,8 @@ class BlockPool:
     def hold_file(self, file: int, whole: bool = True) -> bool:
         """Pin a complete file, at no cost per block; returns False if it is not complete.
 
-        whole   False: else the blocks that are there, and those that come, if the pool has slots
-                for all blocks of all files
+        whole   False: an incomplete file is pinned, too, if all blocks of all files have slots:
+                its blocks that are there, and those that are read while it is pinned
         """
         if not self.complete(file) and (whole or self.num_owned < self._total):
             return False
@@ -380,7 +380,7 @@ class Residency(Generic[PoolT_co]):
             return self.pool.shared_room()
 
     def hold_file(self, file: int, whole: bool = True) -> bool:
-        """Hold a file as the pool does; False: it is not present, or others need the slots."""
+        """As `BlockPool.hold_file`; False, too, if others need the slots."""
         with self._changed:
             held = self.pool.hold_file(file, whole)
             self.hits += held

@@ -95,16 +95,16 @@ class Parts:
     """A session, its fakes, and how a client takes batches."""
 
     def __init__(
-        self, steps: int, areas: int, cache: Cache | None, size: int = 3, early: int = 0
+        self, steps: int, areas: int, cache: Cache | None, size: int = 3, ahead: int = 0
     ) -> None:
-        """`early`: batches of epoch 0 that are sampled already."""
+        """`ahead`: batches of epoch 0 that are sampled already."""
         self.steps = steps
         plan: Any = SimpleNamespace(unit=lambda e, s: Unit(e, s, s, s + 1))
         self.sampler, self.hand, self.cache = Sampler(), Hand(), cache
         places = [StructureArea(np.zeros(1024, np.uint8)) for _ in range(areas)]
         self.areas = places
         sizing: Any = SimpleNamespace(size=size, chunk=3)
-        units = [Unit(0, step, step, step + 1) for step in range(early)]
+        units = [Unit(0, step, step, step + 1) for step in range(ahead)]
         sampled = [
             Sampled(i, unit, None, _arrays(unit), places[-1])  # type: ignore[arg-type]
             for i, unit in enumerate(units)
@@ -137,9 +137,9 @@ class Parts:
 
 @contextmanager
 def session(
-    steps: int = 10, areas: int = 2, cache: Cache | None = None, size: int = 3, early: int = 0
+    steps: int = 10, areas: int = 2, cache: Cache | None = None, size: int = 3, ahead: int = 0
 ) -> Iterator[Parts]:
-    parts = Parts(steps, areas, cache, size, early)
+    parts = Parts(steps, areas, cache, size, ahead)
     try:
         yield parts
     finally:
@@ -164,7 +164,7 @@ def test_steps_come_in_order_by_their_stride(areas, cached, first, stride):
     ("epoch", "first", "stride", "taken"),
     [(0, 0, 1, 4), (0, 0, 2, 1), (0, 1, 1, 0), (1, 0, 1, 0), (0, 9, 1, 0)],
 )
-def test_what_was_sampled_early_is_not_sampled_again(areas, cached, epoch, first, stride, taken):
+def test_what_was_sampled_ahead_is_not_sampled_again(areas, cached, epoch, first, stride, taken):
     """As many of these batches as are wanted first; else their area is free."""
     steps, asked = [*range(first, 10, stride)], list[int]()
 
@@ -172,7 +172,7 @@ def test_what_was_sampled_early_is_not_sampled_again(areas, cached, epoch, first
         asked.extend(unit.step for unit in units)
         assert asked[0] != steps[0] or parts.areas[-1].used == 0
 
-    with session(areas=areas, cache=Cache() if cached else None, early=4) as parts:
+    with session(areas=areas, cache=Cache() if cached else None, ahead=4) as parts:
         parts.sampler.before = note
         parts.sampler.maximum = 10
         parts.begin(1, epoch, first, stride)
@@ -183,8 +183,8 @@ def test_what_was_sampled_early_is_not_sampled_again(areas, cached, epoch, first
         assert asked[len(steps) - taken :] == [*range(10)]
 
 
-def test_what_was_sampled_early_waits_until_something_is_wanted():
-    with session(areas=1, early=4) as parts:
+def test_what_was_sampled_ahead_waits_until_something_is_wanted():
+    with session(areas=1, ahead=4) as parts:
         with parts.hand.lock:
             parts.hand.run = 1
         parts.hyper.begin(1)
