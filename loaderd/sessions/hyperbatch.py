@@ -140,6 +140,13 @@ class HyperbatchSession(SampledSession):
             if not self._closed and self._state.run == run:
                 self._fail(wanted, error_text(error))
 
+    def broke(self, error: Exception) -> None:
+        """Tell the client; it attaches again if it wants more."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._fail(self._newest, error_text(error))
+
     # -- what `SampledSession` asks ---------------------------------------------------------------
 
     def _begin(self) -> None:

@@ -92,7 +92,8 @@ class PackedSession(HyperbatchSession):
         super().__init__(resources, number, spec, asked.served, memory, hyper)
 
     def serves(self, epoch: int) -> bool:
-        return self._parts.batches.pack.serves(self._plan.resolved, epoch)
+        pack = self._parts.batches.pack
+        return super().serves(epoch) and pack.serves(self._plan.resolved, epoch)
 
     def _make_sampler(self, hyper: HyperMemory) -> StructureSampler:
         del hyper

@@ -4,6 +4,7 @@ It needs no worker and no workspace: arrays are wholly in memory, shared by all 
 read through buffers of the session (`loaderd.sampling.propagated.source`).
 """
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ from loaderd.sessions.base import (
     StoreResources,
     describe,
 )
+
+log = logging.getLogger(__name__)
 
 
 class PropagatedMemory(NamedTuple):
@@ -90,6 +93,7 @@ class PropagatedSession:
         self._free = list(range(self._window))
         self._leased: dict[tuple[int, int], int] = {}  # run and step -> buffer
         self._run = -1  # first run that goes on
+        self._newest = Wanted(-1, 0, 0)  # batch that the consumer has asked for
         self._consumer: Consumer | None = None
         self._more = False  # the consumer may want batches: ask it
         self._batches = self._rows = 0
@@ -110,7 +114,7 @@ class PropagatedSession:
 
     def serves(self, epoch: int) -> bool:
         del epoch
-        return True
+        return not self._stop.is_set()
 
     def start(self, run: int, consumer: Consumer) -> None:
         with self._changed:
@@ -188,20 +192,32 @@ class PropagatedSession:
 
     def _serve(self) -> None:
         coming: deque[_PropagatedBatch] = deque()
-        while True:
+        try:
+            while not self._stop.is_set():
+                self._serve_once(coming)
+        except Exception as error:  # a defect: the client attaches again if it wants more
+            log.exception("the thread of a session ended")
             with self._changed:
-                self._changed.wait_for(lambda: self._stop.is_set() or coming or self._may_begin())
-                if self._stop.is_set():
-                    break
-                begins = len(coming) < self._depth and self._may_begin()
-                job = self._begin() if begins else None
-            if job is not None:
-                self._ask(job)
-                coming.append(job)
-            if coming and (job is None or not coming[0].arrival.readings):
-                self._hand_over(coming.popleft())
-        for job in coming:
-            _settle(job)
+                self._stop.set()
+                if self._consumer is not None:
+                    text = error_text(error)
+                    self._consumer.deliver(failure(self.number, self._newest, text))
+        finally:
+            for job in coming:
+                _settle(job)
+
+    def _serve_once(self, coming: deque[_PropagatedBatch]) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stop.is_set() or coming or self._may_begin())
+            if self._stop.is_set():
+                return
+            begins = len(coming) < self._depth and self._may_begin()
+            job = self._begin() if begins else None
+        if job is not None:
+            self._ask(job)
+            coming.append(job)
+        if coming and (job is None or not coming[0].arrival.readings):
+            self._hand_over(coming.popleft())
 
     def _may_begin(self) -> bool:
         return bool(self._free) and self._more
@@ -211,6 +227,7 @@ class PropagatedSession:
         if wanted is None:
             self._more = False
             return None
+        self._newest = wanted
         unit = self._plan.unit(wanted.epoch, wanted.step)
         return _PropagatedBatch(wanted, unit, self._free.pop(), PendingRead())
 

@@ -191,7 +191,8 @@ class SampledSession:
 
     def serves(self, epoch: int) -> bool:
         del epoch
-        return True
+        with self._lock:
+            return not self._closed
 
     def start(self, run: int, consumer: Consumer) -> None:
         with self._lock:

@@ -5,6 +5,7 @@ as many batches as fit the cache together.  Then the engine hands the batches ou
 numbered in their run; a batch's rows stay until the client has released it.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from loaderd.sampling.hyperbatch.areas import Sampled, StructureArea
 from loaderd.sampling.hyperbatch.entries import Needs
 from loaderd.sampling.hyperbatch.sizing import HyperSizing
 from loaderd.sampling.hyperbatch.unfinished import SamplingMemory
+
+log = logging.getLogger(__name__)
 
 
 class RowProvider(Protocol):
@@ -101,6 +104,9 @@ class BatchOwner(Protocol):
 
     def failed(self, run: int, wanted: Wanted, error: BaseException) -> None:
         """A batch failed: nothing more comes before the next `begin`."""
+
+    def broke(self, error: Exception) -> None:
+        """A thread has ended by an error that nobody foresaw: nothing more comes at all."""
 
 
 class Hyper:
@@ -203,8 +209,15 @@ class Hyper:
     # -- threads ----------------------------------------------------------------------------------
 
     def _guard(self, loop: Callable[[], None]) -> None:
-        while not self._closed:
-            loop()
+        try:
+            while not self._closed:
+                loop()
+        except Exception as error:  # a defect: what is counted under the lock may be wrong now
+            log.exception("a thread of a session ended")
+            with self._changed:
+                self._stopped = True
+                self._changed.notify_all()
+            self._owner.broke(error)
 
     def _drop(self, area: StructureArea, batches: int) -> None:
         """So many batches no longer need the area; called under the lock."""

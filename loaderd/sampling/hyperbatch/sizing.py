@@ -307,20 +307,15 @@ def cut_without_cache(
         return None
     quota = max(need.min_quota, room // 3)  # rows pass through it, part by part
     one = _slack(estimate.structure_bytes)
-    min_area = max(estimate.min_area, estimate.first_area)
-    each = one + _slack(passes.scratch) + passes.early * _slack(passes.begun)
-    size = min(maximum, max(0, room - quota) * slot_bytes // each)
-    while size > 1:
-        area = -(-max(min_area, size * one) // slot_bytes)
-        sampling = _size_sampling(size, slot_bytes, passes)
-        cut = HyperSizing(size, size, 1, area, sampling, 0, (), 0, 0, 0, quota)
-        if cut.slots(0) <= room:
-            return cut
-        size -= 1
-    if estimate.first_area:  # rather sample these again
-        less = estimate._replace(first_area=0)
-        return cut_without_cache(room, slot_bytes, need, less, maximum)
-    if passes.early:
-        less = estimate._replace(passes=passes.by_hops())
-        return cut_without_cache(room, slot_bytes, need, less, maximum)
+    # rather sample the first batches again than begin no hyperbatches early
+    ways = (passes, estimate.first_area), (passes, 0), (passes.by_hops(), 0)
+    for way, first_area in ways:
+        each = one + _slack(way.scratch) + way.early * _slack(way.begun)
+        most = min(maximum, max(0, room - quota) * slot_bytes // each)
+        for size in range(most, 1, -1):
+            area = -(-max(estimate.min_area, first_area, size * one) // slot_bytes)
+            sampling = _size_sampling(size, slot_bytes, way)
+            cut = HyperSizing(size, size, 1, area, sampling, 0, (), 0, 0, 0, quota)
+            if cut.slots(0) <= room:
+                return cut
     return None

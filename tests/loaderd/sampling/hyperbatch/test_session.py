@@ -66,6 +66,9 @@ class Hand:
     def failed(self, run: int, wanted: Wanted, error: BaseException) -> None:
         self.errors.put((run, str(error)))
 
+    def broke(self, error: Exception) -> None:
+        self.errors.put((-1, str(error)))
+
 
 class Cache:
     """Room for the rows of three batches, or of so many; notes what it brings."""
@@ -281,6 +284,19 @@ def test_an_error_ends_its_run_and_the_next_one_works():
         parts.begin(2, 2, 0)
         assert len(parts.take(10)) == 10
         assert parts.hand.errors.empty()
+
+
+@pytest.mark.parametrize("step", ["_ask", "_group_size"])
+def test_a_defect_that_ends_a_thread_is_told(step, monkeypatch):
+    def fail(*_arguments: Any) -> None:
+        raise ArithmeticError("nobody foresaw this")
+
+    with session(cache=Cache()) as parts:
+        monkeypatch.setattr(parts.hyper, step, fail)
+        parts.begin(1, 0, 0)
+        assert parts.hand.errors.get(timeout=WAIT_S) == (-1, "nobody foresaw this")
+    assert parts.hand.errors.empty()
+    assert parts.hand.got.empty()
 
 
 def test_a_batch_without_room_is_an_error():

@@ -69,6 +69,17 @@ def test_an_area_holds_the_batches_that_were_sampled_first():
     assert larger.size < usual.size
 
 
+@pytest.mark.parametrize(
+    ("room", "first", "expected"),
+    [(55, 30, (30, 2)), (54, 30, (10, 2)), (28, 30, (9, 2)), (27, 30, (9, 0)), (24, 30, None)],
+)
+def test_less_is_kept_and_begun_early_if_two_batches_have_no_room_else(room, first, expected):
+    passes = PassEstimate(2 << 20, 1 << 20, 4 << 20, 1 << 18, 2, 500 << 20)
+    estimate = Estimate(100, 4 << 20, 1 << 20, 90_000, 9 << 20, (), passes, first_area=first << 20)
+    found = cut_without_cache(room, 1 << 20, NEED, estimate, 100)
+    assert (None if found is None else (found.area, found.sampling.early)) == expected
+
+
 def test_areas_that_hold_the_worst_batch_hold_several_usual_ones():
     """Else most of the memory of small hyperbatches would be room that nothing takes."""
     usual = 2 << 20
