@@ -47,11 +47,11 @@ def _empty(keys):
 def _find(key, keys):
     """Slot of a key, or the empty slot where it would go."""
     if keys is None:
-        return np.int64(key)
-    mask, empty = keys.size - 1, _empty(keys)
-    slot = np.int64(mix(key) & np.uint64(mask))
+        return key
+    mask, empty = np.uint64(keys.size - 1), _empty(keys)
+    slot = mix(key) & mask
     while np.uint64(keys[slot]) != empty and np.uint64(keys[slot]) != key:
-        slot = (slot + 1) & mask
+        slot = (slot + np.uint64(1)) & mask
     return slot
 
 
@@ -122,32 +122,36 @@ def renumber(draws, starts, counts, table, n_id, num_nodes, local, edge, frontie
     Returns (num_nodes, edge) after the hop; ~num_nodes, if n_id or `local` has no more room.
     """
     keys, values, num = table.keys, table.values, counts.size
+    # an index that may be negative costs a comparison each time: a quarter of all
+    one, part = np.uint64(1), np.uint64(_DRAWS)
+    new, at = np.uint64(num_nodes), np.uint64(edge)
     for i in range(num):
         if i + _COLUMNS < num:
-            start = starts[i + _COLUMNS]
-            for k in range(start, start + min(np.int64(counts[i + _COLUMNS]), _DRAWS)):
+            start = np.uint64(starts[i + _COLUMNS])
+            for k in range(start, start + min(np.uint64(counts[i + _COLUMNS]), part)):
                 _ask_for(_key(draws[k], frontier, i + _COLUMNS), keys, values)
-        stop = starts[i] + np.int64(counts[i])
-        if edge + np.int64(counts[i]) > local.size:
-            return ~np.int64(num_nodes), edge
-        for low in range(starts[i], stop, _DRAWS):
-            for k in range(low + _DRAWS, min(low + 2 * _DRAWS, stop)):
+        start = np.uint64(starts[i])
+        stop = start + np.uint64(counts[i])
+        if at + np.uint64(counts[i]) > np.uint64(local.size):
+            return ~np.int64(new), np.int64(at)
+        for low in range(start, stop, part):
+            for k in range(low + part, min(low + part + part, stop)):
                 _ask_for(_key(draws[k], frontier, i), keys, values)
-            for k in range(low, min(low + _DRAWS, stop)):
+            for k in range(low, min(low + part, stop)):
                 key = _key(draws[k], frontier, i)
                 slot = _find(key, keys)
                 if _is_free(slot, keys, values):
-                    if num_nodes == n_id.size:
-                        return ~np.int64(num_nodes), edge
+                    if new == np.uint64(n_id.size):
+                        return ~np.int64(new), np.int64(at)
                     _take(slot, key, keys)
-                    values[slot] = num_nodes
-                    n_id[num_nodes] = draws[k]
+                    values[slot] = new
+                    n_id[new] = draws[k]
                     if trees is not None:
-                        trees[num_nodes] = frontier[i]
-                    num_nodes += 1
-                local[edge] = values[slot]
-                edge += 1
-    return np.int64(num_nodes), edge
+                        trees[new] = frontier[i]
+                    new += one
+                local[at] = values[slot]
+                at += one
+    return np.int64(new), np.int64(at)
 
 
 @leaf
@@ -174,20 +178,23 @@ def split_sources(local, kept):
     Returns how many others there are; -1: more than have room.
     """
     low, high, maximum = kept.low, kept.high, np.uint64(kept.low.size)
-    new, others = np.uint64(kept.new), np.uint64(0)
-    for word in range((local.size + 63) // 64):
-        bits, bit = np.uint64(0), np.uint64(1)
-        for edge in range(64 * word, min(local.size, 64 * word + 64)):
+    new, others, one = np.uint32(kept.new), np.uint64(0), np.uint64(1)
+    edge, size = np.uint64(0), np.uint64(local.size)
+    while edge < size:
+        word, stop = edge >> np.uint64(6), min(size, edge + np.uint64(64))
+        bits, bit = np.uint64(0), np.uint64(0)
+        while edge < stop:
             if others == maximum:
                 return -1
             source = local[edge]
             low[others] = source
             high[others] = source >> np.uint32(16)
             is_new = np.uint64(source == new)
-            bits |= bit * is_new
-            bit <<= np.uint64(1)
-            new += is_new
-            others += np.uint64(1) - is_new
+            bits |= is_new << bit
+            new += np.uint32(is_new)
+            others += one - is_new
+            bit += one
+            edge += one
         kept.found[word] = bits
     return np.int64(others)
 
@@ -201,16 +208,17 @@ def join_sources(kept, first, out):
     if first & 63:
         found += popcount(kept.found[first // 64] << np.uint64(64 - (first & 63)))
     low, high = kept.low, kept.high
-    new, others = np.uint64(kept.new + found), np.uint64(first - found)
-    at, stop = first, first + out.size
-    while at < stop:
-        bits = kept.found[at // 64] >> np.uint64(at & 63)
-        until = min(stop, (at // 64 + 1) * 64)
-        for edge in range(at - first, until - first):
-            is_new = bits & np.uint64(1)
-            other = np.uint64(low[others]) | np.uint64(high[others]) << np.uint64(16)
+    new, others, one = np.uint32(kept.new + found), np.uint64(first - found), np.uint64(1)
+    edge, size, at = np.uint64(0), np.uint64(out.size), np.uint64(first)
+    while edge < size:
+        bit = at & np.uint64(63)
+        bits, stop = kept.found[at >> np.uint64(6)] >> bit, min(size, edge + np.uint64(64) - bit)
+        at += stop - edge
+        while edge < stop:
+            is_new = np.uint32(bits & one)
+            other = np.uint32(low[others]) | np.uint32(high[others]) << np.uint32(16)
             out[edge] = new if is_new else other
-            bits >>= np.uint64(1)
             new += is_new
-            others += np.uint64(1) - is_new
-        at = until
+            others += np.uint64(np.uint32(1) - is_new)
+            bits >>= one
+            edge += one

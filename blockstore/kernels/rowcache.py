@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES
-from blockstore.kernels.intrinsics import mulhi, popcount, prefetch, wrap_mul
+from blockstore.kernels.intrinsics import mulhi, popcount, prefetch, wrap_mul, wrap_sub
 from blockstore.kernels.jit import inner, leaf
 from blockstore.kernels.rows import NO_ROW, copy_row
 
@@ -139,18 +139,15 @@ def _remove(row, table):
 
 
 @inner
-def _transient(nodes, i, num, first, num_nodes, table):
-    """The row of the i-th node; ABSENT_ROW if there is none of this type, or its region stays."""
-    row = np.int64(nodes[i]) - first if i < num else ABSENT_ROW
-    return row if 0 <= row < num_nodes and not table.stays[row >> table.shift] else ABSENT_ROW
+def _row(nodes, i, first):
+    """The row of the i-th node, uint64: beyond all others if the node comes before `first`."""
+    return wrap_sub(np.uint64(nodes[i]), np.uint64(first))
 
 
 @inner
-def _ask_ahead(nodes, i, num, first, num_nodes, table):
-    """Prefetch the slot of a row that comes soon."""
-    row = _transient(nodes, i + _AHEAD, num, first, num_nodes, table)
-    if row >= 0:
-        prefetch(table.slots, _home(np.uint64(row) & _LOW, table.slots))
+def _may_leave(row, num_nodes, table):
+    """Whether this is a row of the type, of a region that does not stay."""
+    return row < np.uint64(num_nodes) and not table.stays[row >> np.uint64(table.shift)]
 
 
 @leaf
@@ -163,7 +160,7 @@ def list_passing(nodes, num, first, num_nodes, table, out):
     """
     count = 0
     for i in range(num):
-        if _transient(nodes, i, num, first, num_nodes, table) >= 0:
+        if _may_leave(_row(nodes, i, first), num_nodes, table):
             if count == out.size:
                 return -1
             out[count] = nodes[i]
@@ -222,11 +219,15 @@ def note_use(nodes, num, first, num_nodes, table, batch, uses):
     descending order.
     """
     for i in range(num):
-        _ask_ahead(nodes, i, num, first, num_nodes, table)
-        row = _transient(nodes, i, num, first, num_nodes, table)
-        entry = _entry(row, table) if row >= 0 else ABSENT_ROW
-        if entry >= 0:
-            uses[entry] = batch
+        if i + _AHEAD < num:
+            later = _row(nodes, i + _AHEAD, first)
+            if _may_leave(later, num_nodes, table):
+                prefetch(table.slots, _home(later & _LOW, table.slots))
+        row = _row(nodes, i, first)
+        if _may_leave(row, num_nodes, table):
+            entry = _entry(np.int64(row), table)
+            if entry >= 0:
+                uses[entry] = batch
 
 
 @inner
@@ -356,7 +357,7 @@ def _divisor(count):
 @inner
 def _divide(entry, divisor):
     """entry // count of an entry below 2**32: a product takes a tenth of a division's time."""
-    return np.int64(mulhi(np.uint64(entry) + np.uint64(1), divisor))
+    return mulhi(entry + np.uint64(1), divisor)
 
 
 @leaf
@@ -395,23 +396,20 @@ def address_entries(nodes, num, first, num_nodes, cached, area, slot_bytes, row_
     out      uint64 (>= num,)
     """
     table, staying = cached
-    stays, shift = table.stays, table.shift
-    inside = (np.int64(1) << shift) - 1
-    per_slot = slot_bytes // row_bytes
-    divisor = _divisor(per_slot)
+    inside = (np.uint64(1) << np.uint64(table.shift)) - np.uint64(1)
+    per_slot, divisor = np.uint64(slot_bytes // row_bytes), _divisor(slot_bytes // row_bytes)
     for i in range(num):
-        _ask_ahead(nodes, i, num, first, num_nodes, table)
-        row = np.int64(nodes[i]) - first
-        if row < 0 or row >= num_nodes:
+        row = _row(nodes, i, first)
+        if row >= np.uint64(num_nodes):
             out[i] = NO_ROW
             continue
-        region = row >> shift
-        if stays[region]:
-            entry = staying.first[region] + (row & inside)
+        region = row >> np.uint64(table.shift)
+        if table.stays[region]:
+            entry = np.uint64(staying.first[region]) + (row & inside)
             slot = _divide(entry, divisor)
-            start = staying.slots[slot]
+            start = np.uint64(staying.slots[slot])
         else:
-            entry = _entry(row, table)
+            entry = np.uint64(_entry(np.int64(row), table))
             slot = _divide(entry, divisor)
-            start = area[slot]
-        out[i] = start * slot_bytes + (entry - slot * per_slot) * row_bytes
+            start = np.uint64(area[slot])
+        out[i] = start * np.uint64(slot_bytes) + (entry - slot * per_slot) * np.uint64(row_bytes)
