@@ -33,8 +33,10 @@ _LOW, _HALF = np.uint64(2**32 - 1), np.uint64(32)  # the low half of a slot, and
 _GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)  # 2**64 / the golden ratio: neighbors lie far apart
 _MAX_USES = 15
 _FAR = 63  # batches from now on, beyond which nothing is told apart
-COMING = 2 + _MAX_USES  # of the levels of `choose_by_level`: the first of rows that come again
-LEVELS = COMING + _FAR + 1
+_SOON = 32  # batches from now on; rows that come again later are not worth a wait for room
+_COMING = 2 + _MAX_USES  # of the levels of `choose_by_level`: the first of rows that come again
+SOON = _COMING + _FAR - _SOON  # the first of those that come again soon
+LEVELS = _COMING + _FAR + 1
 
 
 class CacheTable(NamedTuple):
@@ -212,11 +214,10 @@ def list_absent(bits, table, until, out):
 
 
 @leaf
-def note_use(nodes, num, first, num_nodes, table, batch, uses):
+def note_use(nodes, num, first, num_nodes, table, batch, uses, earliest):
     """uses[entry] = batch (its number) for each of the rows that has an entry and may leave it.
 
-    `uses` is the last use so far if batches come in order, the next one if they come in
-    descending order.
+    earliest   leave what is lower: `uses` is the next use, else the last one if batches ascend
     """
     for i in range(num):
         if i + _AHEAD < num:
@@ -226,7 +227,7 @@ def note_use(nodes, num, first, num_nodes, table, batch, uses):
         row = _row(nodes, i, first)
         if _may_leave(row, num_nodes, table):
             entry = _entry(np.int64(row), table)
-            if entry >= 0:
+            if entry >= 0 and not (earliest and uses[entry] < batch):
                 uses[entry] = batch
 
 
@@ -243,7 +244,7 @@ def _level(table, entry, oldest, now):
         return np.int64(LEVELS)
     if table.coming[entry] == NEVER:
         return np.int64(1 + min(table.uses[entry], _MAX_USES))
-    return np.int64(COMING + _FAR - min(max(table.coming[entry] - now, 0), _FAR))
+    return np.int64(_COMING + _FAR - min(max(table.coming[entry] - now, 0), _FAR))
 
 
 @leaf
@@ -253,7 +254,7 @@ def choose_by_level(table, oldest, now, hand, want, levels, counts, out):
     oldest   int                what batch `oldest` or a later one uses stays
     now      int                number of the batch that comes next
     hand     int64 (1,)         in and out: where the search begins, so that equals take turns
-    levels   int                LEVELS, or COMING: rows that are known to come again stay
+    levels   int                LEVELS, or SOON: rows that are known to come again soon stay
     counts   int64 (LEVELS,)    scratch
     out      int64 (>= want,)   out: entries
 

@@ -1,7 +1,7 @@
 """Rows of a session: some regions stay whole, other rows come for a group of batches and leave."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,10 +14,10 @@ from blockstore.io.reader import make_transit
 from blockstore.io.reading import Reading, ReadingQueue
 from blockstore.kernels.order import distinct
 from blockstore.kernels.rowcache import (
-    COMING,
     FREE,
     LEVELS,
     NEVER,
+    SOON,
     CacheTable,
     address_entries,
     choose_by_level,
@@ -139,6 +139,7 @@ class RowCache:
         self._counts = np.zeros(LEVELS, np.int64)
         self._groups = 0
         self._entered = list[int]()  # batches whose rows are in the set, of the run
+        self._noted = -1  # the last batch of the run that `coming` takes into account
         self._delivered = False  # whether a group's rows have been brought in
         self._passing: dict[int, _BatchNodes] = {}  # of each batch that is not brought in yet
         self.rows_read = self.rows_wanted = self.pages_read = self.runs_read = 0
@@ -148,7 +149,7 @@ class RowCache:
     def begin_run(self) -> None:
         """Batches are numbered from 0 again; rows stay."""
         self._passing.clear()
-        self._entered = []
+        self._entered, self._noted = [], -1
         for t in self.types:
             t.table.last[:] = -1
             t.table.coming[:] = NEVER
@@ -218,24 +219,26 @@ class RowCache:
             assert fits  # `listed` has room for all of them
         for t in self.types:
             t.num_listed = list_absent(t.bits, t.table, until, t.listed)
-            t.table.coming[:] = NEVER
-            for needs, piece in self._pieces(t, reversed(later)):
-                note_use(
-                    piece, piece.size, t.first, t.num_nodes, t.table, needs.batch, t.table.coming
-                )
+            # the others were noted while the last group was read; what this group uses stays anyway
+            new = [needs for needs in later if needs.batch > self._noted]
+            self._note(t, new, t.table.coming, earliest=True)
         with self.expected.announced(self.types, later):
             for t in self.types:
-                self._bring_type(t, group, oldest)
+                self._bring_type(t, group, later, oldest)
+        self._noted = max((needs.batch for needs in later), default=until)
         self._delivered = True
         for batch in [batch for batch in self._passing if batch <= until]:
             del self._passing[batch]
 
-    def _pieces(
-        self, t: CachedType, batches: Iterable[Needs]
-    ) -> Iterator[tuple[Needs, NDArray[Any]]]:
+    def _note(
+        self, t: CachedType, batches: Sequence[Needs], uses: NDArray[np.int32], earliest: bool
+    ) -> None:
+        """Note the last of these batches that uses the row of an entry, or the earliest."""
         for needs in batches:
             for piece in self._passing_of(needs)[t.number]:
-                yield needs, piece
+                note_use(
+                    piece, piece.size, t.first, t.num_nodes, t.table, needs.batch, uses, earliest
+                )
 
     def _passing_of(self, needs: Needs) -> list[Sequence[NDArray[Any]]]:
         """For each type, nodes of a batch that include all whose rows may leave.
@@ -364,7 +367,11 @@ class RowCache:
                 low = t.listed.size // RUNS_HELD - low
 
     def _bring_type(
-        self, t: CachedType, group: Sequence[Needs], oldest: Callable[[int], int]
+        self,
+        t: CachedType,
+        group: Sequence[Needs],
+        later: Sequence[Needs],
+        oldest: Callable[[int], int],
     ) -> None:
         """Bring in listed rows by chunks: make room, plan runs, read two chunks at a time."""
         now, until = group[0].batch, group[-1].batch
@@ -386,10 +393,9 @@ class RowCache:
                     queue.add(self._read(t, low - found, low, chosen[:found]))
                     self.rows_read += found
                 # while the last chunks come
-                for needs, piece in self._pieces(t, group):
-                    note_use(
-                        piece, piece.size, t.first, t.num_nodes, t.table, needs.batch, t.table.last
-                    )
+                self._note(t, group, t.table.last, earliest=False)
+                t.table.coming[:] = NEVER
+                self._note(t, later, t.table.coming, earliest=True)
         except BaseException:
             # they are not known to be there
             with self._slots_lock:
@@ -399,10 +405,11 @@ class RowCache:
     def _choose(self, t: CachedType, oldest: int, now: int, out: NDArray[np.int64]) -> int:
         """Choose entries to replace, as many as `out` holds; returns how many were found.
 
-        While batches before `now` are not released, rows that will come again stay, else they would
-        be read again: those batches free the room of rows that nobody wants any more.
+        While batches before `now` are not released, rows that will come again soon stay, else they
+        would be read again: those batches free the room of rows that nobody wants any more.  Rows
+        that come again much later may leave: the disk does not idle for them.
         """
-        levels = COMING if oldest < now else LEVELS
+        levels = SOON if oldest < now else LEVELS
         return int(
             choose_by_level(t.table, oldest, now, t.hand, out.size, levels, self._counts, out)
         )

@@ -116,17 +116,17 @@ entry = st.tuples(
     st.booleans(),
 )
 def test_what_goes_is_free_or_of_the_lowest_level(entries, oldest, want, begin, waits):
-    """`waits`: for others to leave than rows that come again."""
+    """`waits`: for others to leave than rows that come again within 32 batches."""
     node = u32([int(EMPTY) if free else 7 for free, *_ in entries])
     table = table_of(0, [], *([e[i] for e in entries] for i in (1, 2, 3)))._replace(node=node)
     out, counts = np.zeros(want, np.int64), np.zeros(k.LEVELS, np.int64)
     hand = np.array([begin % len(entries)])
-    levels = k.COMING if waits else k.LEVELS
+    levels = k.SOON if waits else k.LEVELS
     found = k.choose_by_level(table, oldest, 10, hand, want, levels, counts, out)
     scores = {
         i: -1e9 if free else score(co, us, 10)
         for i, (free, la, co, us) in enumerate(entries)
-        if free or (la < oldest and (co == k.NEVER or not waits))
+        if free or (la < oldest and (co > 10 + 32 or not waits))
     }
     chosen = out[:found].tolist()
     assert found == min(want, len(scores))
@@ -194,11 +194,11 @@ def test_runs_cover_the_rows_and_copies_bring_them(rows, row_bytes, gap, maximum
 def test_next_uses_and_touches_follow_the_batches():
     table = table_of(9, [2, 3, 0, 8], stay=[1])
     coming, last = np.full(4, k.NEVER, np.int32), np.full(4, -1, np.int32)
-    for batch, nodes in ((9, [0, 1]), (8, [0, 2])):
-        k.note_use(u32([*nodes, 8]), 3, 0, 9, table, batch, coming)
+    for batch, nodes in ((9, [0, 1]), (8, [0, 2]), (9, [2])):  # in any order
+        k.note_use(u32([*nodes, 8]), len(nodes) + 1, 0, 9, table, batch, coming, True)
     assert coming.tolist() == [8, k.NEVER, 8, k.NEVER]
     for batch, nodes in ((3, [0, 3]), (4, [0, 1])):
-        k.note_use(u32([8, *nodes]), 3, 0, 9, table, batch, last)
+        k.note_use(u32([8, *nodes]), 3, 0, 9, table, batch, last, False)
     assert last.tolist() == [-1, 3, 4, -1]
 
 

@@ -299,14 +299,17 @@ def test_rows_that_stay_are_not_read_again():
     assert cache.rows_read == 12
 
 
-def test_a_row_that_comes_again_waits_for_others_to_be_released():
+@pytest.mark.parametrize("sampled", [0, 1, 2])
+def test_a_row_that_comes_again_waits_for_others_to_be_released(sampled):
+    """Whether that is known from the beginning, or just now: the group with which it is sampled."""
     cache = make_cache(12, Reader())
     first, second, third, again = (
         needs_of(batch, range(low, high))
         for batch, (low, high) in enumerate([(10, 14), (14, 22), (22, 26), (10, 14)])
     )
-    cache.bring([first], [second, third, again], lambda known: known + 1)
-    cache.bring([second], [third, again], lambda known: known + 1)
+    for group, later in ((0, [second, third, again]), (1, [third, again])):
+        known_now = later if sampled <= group else later[:-1]
+        cache.bring([[first, second][group]], known_now, lambda known: known + 1)
     asked = list[int]()
 
     def oldest(known: int) -> int:
