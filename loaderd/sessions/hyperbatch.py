@@ -140,8 +140,8 @@ class HyperbatchSession(SampledSession):
             if not self._closed and self._state.run == run:
                 self._fail(wanted, error_text(error))
 
-    def broke(self, error: Exception) -> None:
-        """Tell the client; it attaches again if it wants more."""
+    def thread_failed(self, error: Exception) -> None:
+        """End the run with an error, and begin no other: the next one needs a new session."""
         with self._lock:
             if not self._closed:
                 self._closed = True

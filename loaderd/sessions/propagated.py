@@ -195,7 +195,7 @@ class PropagatedSession:
         try:
             while not self._stop.is_set():
                 self._serve_once(coming)
-        except Exception as error:  # a defect: the client attaches again if it wants more
+        except Exception as error:  # a defect: the next run needs a new session
             log.exception("the thread of a session ended")
             with self._changed:
                 self._stop.set()

@@ -217,10 +217,10 @@ class RowCache:
         if self._entered != [needs.batch for needs in group]:  # not those that were counted last
             fits = self._enter(group)
             assert fits  # `listed` has room for all of them
+        # the others were noted while the last group was read; what this group uses stays anyway
+        new = [needs for needs in later if needs.batch > self._noted]
         for t in self.types:
             t.num_listed = list_absent(t.bits, t.table, until, t.listed)
-            # the others were noted while the last group was read; what this group uses stays anyway
-            new = [needs for needs in later if needs.batch > self._noted]
             self._note(t, new, t.table.coming, earliest=True)
         with self.expected.announced(self.types, later):
             for t in self.types:

@@ -105,7 +105,7 @@ class BatchOwner(Protocol):
     def failed(self, run: int, wanted: Wanted, error: BaseException) -> None:
         """A batch failed: nothing more comes before the next `begin`."""
 
-    def broke(self, error: Exception) -> None:
+    def thread_failed(self, error: Exception) -> None:
         """A thread has ended by an error that nobody foresaw: nothing more comes at all."""
 
 
@@ -217,7 +217,7 @@ class Hyper:
             with self._changed:
                 self._stopped = True
                 self._changed.notify_all()
-            self._owner.broke(error)
+            self._owner.thread_failed(error)
 
     def _drop(self, area: StructureArea, batches: int) -> None:
         """So many batches no longer need the area; called under the lock."""

@@ -66,7 +66,7 @@ class Hand:
     def failed(self, run: int, wanted: Wanted, error: BaseException) -> None:
         self.errors.put((run, str(error)))
 
-    def broke(self, error: Exception) -> None:
+    def thread_failed(self, error: Exception) -> None:
         self.errors.put((-1, str(error)))
 
 
