@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,13 +66,17 @@ class UnfinishedBatch:
     @property
     def num_bytes(self) -> int:
         """Bytes of its area that it takes."""
-        pairs = chain.from_iterable((e.starts, e.sources) for e in self.excluded)
-        forest = () if self.forest is None else (self.forest.limits, self.forest.numbers)
-        sources = chain.from_iterable((k.found, k.low, k.high) for k in self.local)
-        return aligned_bytes([
-            self.index, self.ends, self.times, *pairs, *forest, *self.pieces, *self.trees,
-            *self.counts, *sources, *self.records, *self.items,
-        ])  # fmt: skip
+        arrays: list[NDArray[Any]] = [
+            self.index, self.ends, self.times, *self.pieces, *self.trees,
+            *self.counts, *self.records, *self.items,
+        ]  # fmt: skip
+        for excluded in self.excluded:
+            arrays += excluded.starts, excluded.sources
+        if self.forest is not None:
+            arrays += self.forest.limits, self.forest.numbers
+        for sources in self.local:
+            arrays += sources.found, sources.low, sources.high
+        return aligned_bytes(arrays)
 
     def move(self, area: StructureArea) -> None:
         """Copy its arrays to another area.  Raises AreaFull."""
