@@ -14,7 +14,8 @@ from blockstore.kernels.rows import RowLayout
 from blockstore.store import BlockedFile
 
 RUN_BYTES = 1 << 20  # of pages read in one call, at most
-_PAGES, _RUNS = 512, 48  # of a page each, and of a whole buffer
+_PAGES, _RUNS = 512, 24  # of a page each, and of a whole buffer
+_TRIES = 4  # of each, in turn: the disk may be slow for a tenth of a second
 _MAX_GAP = 256
 
 
@@ -98,8 +99,8 @@ def measure_cost(
         reader.stream(number, runs, transit, lambda _low, _high, _data: None).wait()
         return (concurrency.perf_counter_ns() - begun) / 1e9 / count
 
-    short = min(seconds(_PAGES, 1) for _ in range(2))
-    whole = min(seconds(_RUNS, long) for _ in range(2))
+    tries = [(seconds(_PAGES, 1), seconds(_RUNS, long)) for _ in range(_TRIES)]
+    short, whole = map(min, zip(*tries, strict=True))
     page_s = max(1e-9, (whole - short) / max(1, long - 1))
     return DeviceCost(max(short - page_s, 0.0), page_s)
 

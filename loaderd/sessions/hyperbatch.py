@@ -140,13 +140,6 @@ class HyperbatchSession(SampledSession):
             if not self._closed and self._state.run == run:
                 self._fail(wanted, error_text(error))
 
-    def thread_failed(self, error: Exception) -> None:
-        """End the run with an error, and begin no other: the next one needs a new session."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._fail(self._newest, error_text(error))
-
     # -- what `SampledSession` asks ---------------------------------------------------------------
 
     def _begin(self) -> None:

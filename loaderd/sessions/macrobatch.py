@@ -79,10 +79,9 @@ class MacrobatchSession(SampledSession):
         self._in: dict[tuple[int, int], MacroMemory] = {}  # run and step -> its macro-batch
         self._needed: Key | None = None  # of the batch that could not begin
         self._waiting_since = 0  # ns; for what is needed first
-        self._loader = MacroLoader(self._macro_plan, memories, self._lock, self._on_read)
+        self._loader = MacroLoader(self._macro_plan, memories, self._lock, self)
 
-    def _on_read(self, served: Span, read: Span) -> None:
-        """Called by the loader's thread when a macro-batch is there, or could not be read."""
+    def macro_read(self, served: Span, read: Span) -> None:
         for stage, span in ((SERVE_MACRO, served), (READ_MACRO, read)):
             if self._resources.trace is not None and span[0]:
                 self._resources.trace.write(STAGE, 0, stage, np.array(span))

@@ -25,14 +25,7 @@ from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.failures import error_text, failure
 from loaderd.sampling.rows import Addressed
 from loaderd.sampling.structure import Structure
-from loaderd.sessions.base import (
-    Consumer,
-    Kind,
-    Out,
-    SessionRequest,
-    StoreResources,
-    describe,
-)
+from loaderd.sessions.base import Consumer, Kind, Out, SessionRequest, StoreResources, describe
 from loaderd.sessions.build import BatchInProgress, BatchSpec, Placement, RowSizes, SessionState
 from loaderd.sessions.sizing import (
     SMALLER,
@@ -248,6 +241,13 @@ class SampledSession:
                 self._state.widen(slots, 1)
                 self._window += 1
             self._pump()
+
+    def thread_failed(self, error: Exception) -> None:
+        """End the run with an error, and begin no other: the next one needs a new session."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._fail(self._newest, error_text(error))
 
     def detach(self) -> None:
         # with threads of its own the session closes in the thread `sessions-close`, which waits for

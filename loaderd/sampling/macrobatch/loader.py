@@ -7,17 +7,20 @@
 A macro-batch stays while a batch of it is built or leased, and while it is needed now or next.
 """
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from blockstore import concurrency
 from loaderd.memory.guarded import Lock
 from loaderd.plans.macrobatch import MacrobatchPlan
 from loaderd.sampling.macrobatch.graph import MacroGraph
 
+log = logging.getLogger(__name__)
+
 Key = tuple[int, int]  # epoch, and number of the macro-batch in it
 Span = tuple[int, int]  # ns of a steady clock; (0, 0): nothing was done
-OnRead = Callable[[Span, Span], None]  # (when the memory was in use, when it was filled again)
 
 
 @dataclass(slots=True, eq=False)
@@ -32,20 +35,34 @@ class MacroMemory:
     last_use: int = 0
 
 
+class MacroOwner(Protocol):
+    """The session that wants macro-batches; called by the thread that reads them, unlocked."""
+
+    def macro_read(self, served: Span, read: Span) -> None:
+        """A macro-batch is there, or could not be read.
+
+        served   when the memory was in use before
+        read     when it was filled again
+        """
+
+    def thread_failed(self, error: Exception) -> None:
+        """The thread has ended by an error that nobody foresaw: nothing more is read."""
+
+
 class MacroLoader:
     """The memories of one session, and the thread that fills them.
 
-    Its owner calls it under `lock`.  `on_read` is called without it.
+    Its owner calls it under `lock`.
     """
 
     def __init__(
-        self, plan: MacrobatchPlan, memories: Sequence[MacroMemory], lock: Lock, on_read: OnRead
+        self, plan: MacrobatchPlan, memories: Sequence[MacroMemory], lock: Lock, owner: MacroOwner
     ) -> None:
         """With two memories one is read while the other is served.
 
         Raises RuntimeError: the system has no more threads.
         """
-        self._plan, self._memories, self._on_read = plan, memories, on_read
+        self._plan, self._memories, self._owner = plan, memories, owner
         self._changed = concurrency.Condition(lock)
         self._wanted: list[Key] = []  # in the order of need
         self._errors: dict[Key, BaseException] = {}  # of what could not be read
@@ -110,7 +127,7 @@ class MacroLoader:
     def join(self) -> None:
         """Wait until the thread has ended.  Call it after `stop`, without the lock."""
         self._thread.join()
-        del self._on_read  # it leads back to the session
+        del self._owner  # it leads back to itself
 
     def _find(self, key: Key) -> MacroMemory | None:
         return next((m for m in self._memories if m.key == key), None)
@@ -125,8 +142,12 @@ class MacroLoader:
         return min(free, key=lambda m: m.key or (-1, -1)), missing[0]
 
     def _run(self) -> None:
-        while self._load_next():  # while it waits for the next it holds nothing of the last
-            pass
+        try:
+            while self._load_next():  # while it waits for the next it holds nothing of the last
+                pass
+        except Exception as error:  # a defect
+            log.exception("a thread of a session ended")
+            self._owner.thread_failed(error)
 
     def _load_next(self) -> bool:
         with self._changed:
@@ -153,5 +174,5 @@ class MacroLoader:
                 memory.key = None
                 if begun == self._begun:  # else a run has begun since, and has it read again
                     self._errors[key] = error
-        self._on_read(served, (start, end) if error is None else (0, 0))
+        self._owner.macro_read(served, (start, end) if error is None else (0, 0))
         return True

@@ -1,5 +1,7 @@
 """What reading costs, measured over a real file, and what follows from it."""
 
+import itertools
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -67,6 +69,22 @@ def test_cost_is_measured_where_there_is_enough_to_read(tmp_path, size, measured
     assert measured or cost == FLASH
     assert cost.run_s >= 0
     assert cost.page_s > 0
+
+
+def test_a_disk_that_is_slow_for_a_moment_is_not_taken_for_a_slow_one(tmp_path, monkeypatch):
+    file, stall_s, calls = make_file(tmp_path / "file", 16 << 20, BLOCK), 0.25, itertools.count()
+    buffers = [aligned_buffer(BLOCK) for _ in range(4)]
+    with BlockReader([file], np.zeros(0, np.uint8), BLOCK, 4) as reader:
+        stream = reader.stream
+
+        def slow_at_first(*args):
+            if next(calls) < 4:
+                time.sleep(stall_s)
+            return stream(*args)
+
+        monkeypatch.setattr(reader, "stream", slow_at_first)
+        cost = measure_cost(reader, 0, file, buffers)
+    assert cost.run_s + cost.page_s < stall_s / 512
 
 
 def test_each_disk_that_blocks_are_dealt_over_has_its_own_cost(tmp_path):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from loaderd.sampling.hyperbatch.session import Hyper
+from loaderd.sessions.macrobatch import MacrobatchSession
 from loaderd.sessions.propagated import PropagatedSession
 from tests.graphs import make_csc
 from tests.hopstores import make_hops, write_hop_store
@@ -33,7 +34,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Any:
     graph = make_csc(np.random.default_rng(5).integers(1, 12, NODES), 5)
     folder = tmp_path_factory.mktemp("defects")
-    write_store(folder / "graph", graph, np.arange(NODES))
+    write_store(folder / "graph", graph, np.arange(NODES), offsets=(0, NODES // 2, NODES))
     write_hop_store(folder / "hops", {"train": make_hops(NODES, 8, {"sym": 2}, 4)})
     return folder
 
@@ -41,6 +42,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Any:
 CASES = {
     "sampling": ("graph", "hyperbatch", Hyper, "_ask"),
     "bringing in": ("graph", "hyperbatch", Hyper, "_group_size"),
+    "reading partitions": ("graph", "macrobatch", MacrobatchSession, "macro_read"),
     "handing over": ("hops", "rows", PropagatedSession, "_message"),
     "asking": ("hops", "rows", PropagatedSession, "_begin"),
 }

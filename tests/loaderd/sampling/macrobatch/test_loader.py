@@ -1,5 +1,6 @@
 """Which memory takes which macro-batch: what is needed or leased stays."""
 
+import queue
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -18,20 +19,24 @@ class Loading:
         self.lock, self.read = threading.RLock(), threading.Condition()
         self.found: list[Key] = []
         self.bad: set[int] = set()
+        self.defects: queue.SimpleQueue[Exception] = queue.SimpleQueue()
         layout = SimpleNamespace(members=list(range(9)))
         plan: Any = SimpleNamespace(epoch_layout=lambda _epoch: layout)
         graph: Any = SimpleNamespace(load=self._load, num_members=1)
         self.memories = [MacroMemory(graph) for _ in range(memories)]
-        self.loader = MacroLoader(plan, self.memories, self.lock, self._on_read)
+        self.loader = MacroLoader(plan, self.memories, self.lock, self)
 
     def _load(self, macro: int) -> None:
         if macro in self.bad:
             raise OSError("cannot read")
         self.found.append((0, macro))
 
-    def _on_read(self, _served: Any, _read: Any) -> None:
+    def macro_read(self, _served: Any, _read: Any) -> None:
         with self.read:
             self.read.notify_all()
+
+    def thread_failed(self, error: Exception) -> None:
+        self.defects.put(error)
 
     def want(self, *macros: int) -> None:
         with self.lock:
@@ -92,3 +97,13 @@ def test_what_cannot_be_read_is_an_error_and_is_tried_again_by_the_next_run(load
         loading.loader.begin()
     loading.want(*wanted)
     assert loading.acquire(1)
+
+
+def test_a_defect_that_ends_the_thread_is_told(loading, monkeypatch):
+    def fail(*_spans: Any) -> None:
+        raise ArithmeticError("nobody foresaw this")
+
+    monkeypatch.setattr(loading, "macro_read", fail)
+    loading.want(0)
+    assert str(loading.defects.get(timeout=WAIT_S)) == "nobody foresaw this"
+    assert loading.defects.empty()
