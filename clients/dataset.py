@@ -411,7 +411,10 @@ class SteppedDataset(Describing, IterableDataset[B_co]):
                 connection = self._connect(backoff)
                 session = connection.session
                 if session is not self._running:
-                    _log.warning("%s: going on at %s", self.endpoint, position)
+                    _log.warning(
+                        "%s: goes on at step %d of epoch %d",
+                        self.endpoint, position.step, position.epoch,
+                    )  # fmt: skip
                     self._start(session, position)
                 try:
                     return self._read_step(connection, position.step)
