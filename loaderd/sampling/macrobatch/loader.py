@@ -127,7 +127,7 @@ class MacroLoader:
     def join(self) -> None:
         """Wait until the thread has ended.  Call it after `stop`, without the lock."""
         self._thread.join()
-        del self._owner  # it leads back to itself
+        del self._owner  # it refers to this loader: a cycle
 
     def _find(self, key: Key) -> MacroMemory | None:
         return next((m for m in self._memories if m.key == key), None)

@@ -1,7 +1,6 @@
 """What reading costs, measured over a real file, and what follows from it."""
 
 import itertools
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockstore import concurrency
 from blockstore.format import PAGE_BYTES
 from blockstore.io.buffers import aligned_buffer
 from blockstore.io.reader import BlockReader
@@ -72,17 +72,19 @@ def test_cost_is_measured_where_there_is_enough_to_read(tmp_path, size, measured
 
 
 def test_a_disk_that_is_slow_for_a_moment_is_not_taken_for_a_slow_one(tmp_path, monkeypatch):
-    file, stall_s, calls = make_file(tmp_path / "file", 16 << 20, BLOCK), 0.25, itertools.count()
+    file, stall_s, calls = make_file(tmp_path / "file", 16 << 20, BLOCK), 60, itertools.count()
+    late, clock = [0], concurrency.perf_counter_ns
     buffers = [aligned_buffer(BLOCK) for _ in range(4)]
     with BlockReader([file], np.zeros(0, np.uint8), BLOCK, 4) as reader:
         stream = reader.stream
 
         def slow_at_first(*args):
             if next(calls) < 4:
-                time.sleep(stall_s)
+                late[0] += stall_s * 10**9
             return stream(*args)
 
         monkeypatch.setattr(reader, "stream", slow_at_first)
+        monkeypatch.setattr(concurrency, "perf_counter_ns", lambda: clock() + late[0])
         cost = measure_cost(reader, 0, file, buffers)
     assert cost.run_s + cost.page_s < stall_s / 512
 
