@@ -282,19 +282,21 @@ def size_pools(
     """Divide a store's slots between its graph and its rows."""
     graph_blocks, row_blocks = _num_blocks(manifest)
     minimum = graph_min(manifest, settings)
-    graph_slots = graph_preferred(graph_blocks, minimum, num_slots)
+    graph_slots = graph_preferred(graph_blocks, row_blocks, minimum, num_slots)
     return Budget(
         table_entries(manifest), slot, num_slots, graph_slots, minimum, graph_blocks, row_blocks,
         unused_bytes,
     )  # fmt: skip
 
 
-def graph_preferred(graph_blocks: int, minimum: int, num_slots: int) -> int:
+def graph_preferred(graph_blocks: int, row_blocks: int, minimum: int, num_slots: int) -> int:
     """Preferred number of slots of the graph pool, out of `num_slots`."""
-    # The whole graph if at most a third of the arena holds it; else little.  What is read of it is
+    # The whole graph if at most a third of the arena holds it, or two thirds hold it and all rows:
+    # then sessions need no more than the last third.  Else little.  What is read of the graph is
     # shared by all batches that are sampled together, and a smaller graph pool leaves room for more
     # of them: with 599 of 1,305 slots 424 KB a seed were read, with 108 slots 223 KB.
-    share = graph_blocks if graph_blocks <= num_slots // 3 else num_slots // 12
+    all_fits = graph_blocks + row_blocks <= num_slots * 2 // 3
+    share = graph_blocks if graph_blocks <= num_slots // 3 or all_fits else num_slots // 12
     return min(max(share, minimum), num_slots - MIN_SESSION)
 
 

@@ -1,9 +1,14 @@
-"""Error replies for batches that could not be built."""
+"""Errors of batches that could not be built, and of the threads of sessions."""
+
+import logging
+from collections.abc import Callable
 
 from blockstore.errors import StoreError
 from loaderd.api.errors import BatchFailed, DaemonError
 from loaderd.api.protocol import ErrorReply
 from loaderd.plans.base import Wanted
+
+log = logging.getLogger(__name__)
 
 
 def error_text(error: BaseException) -> str:
@@ -24,3 +29,15 @@ def failure(session: int, wanted: Wanted, text: str, step: int = -1) -> ErrorRep
         run=wanted.run,
         step=wanted.step,
     )
+
+
+def run_guarded(loop: Callable[[], object], failed: Callable[[Exception], None]) -> None:
+    """Run what a thread of a session does until it ends.
+
+    failed   takes an error that nobody foresaw: a defect, after which nothing more comes
+    """
+    try:
+        loop()
+    except Exception as error:
+        log.exception("a thread of a session ended")
+        failed(error)

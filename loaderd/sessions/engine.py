@@ -283,7 +283,9 @@ class Engine(Closing):
         """Get up to `count` free slots from another store's engine."""
         slots = other.broker.cede(count)
         budget, num_slots = self.budget, self.broker.num_slots + len(slots)
-        preferred = graph_preferred(budget.graph_blocks, budget.graph_min, num_slots)
+        preferred = graph_preferred(
+            budget.graph_blocks, budget.row_blocks, budget.graph_min, num_slots
+        )
         self.broker.accept(slots, max(preferred, self.broker.graph_preferred))
 
     def drain(self) -> None:

@@ -4,7 +4,6 @@ It needs no worker and no workspace: arrays are wholly in memory, shared by all 
 read through buffers of the session (`loaderd.sampling.propagated.source`).
 """
 
-import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from loaderd.memory.ledger import enough_mem, session_entry_name
 from loaderd.memory.slots import SHORT_WAIT_S
 from loaderd.plans.base import Part, Unit, Wanted
 from loaderd.plans.chunks import HopPlan, hop_set, resolve_hops
-from loaderd.sampling.failures import error_text, failure
+from loaderd.sampling.failures import error_text, failure, run_guarded
 from loaderd.sampling.propagated.files import HopArray, chosen_arrays
 from loaderd.sampling.propagated.sizing import HopSizing, shortage_text, size_hops
 from loaderd.sampling.propagated.source import (
@@ -41,8 +40,6 @@ from loaderd.sessions.base import (
     StoreResources,
     describe,
 )
-
-log = logging.getLogger(__name__)
 
 
 class PropagatedMemory(NamedTuple):
@@ -98,7 +95,10 @@ class PropagatedSession:
         self._more = False  # the consumer may want batches: ask it
         self._batches = self._rows = 0
         self._over = concurrency.Event()
-        self._thread = concurrency.Thread(target=self._serve, name=f"hops-{number}", daemon=True)
+        self._thread = concurrency.Thread(
+            target=run_guarded, args=(self._serve, self._thread_failed), name=f"hops-{number}",
+            daemon=True,
+        )  # fmt: skip
         self._thread.start()
 
     # -- what its owner asks ----------------------------------------------------------------------
@@ -195,16 +195,17 @@ class PropagatedSession:
         try:
             while not self._stop.is_set():
                 self._serve_once(coming)
-        except Exception as error:  # a defect: the next run needs a new session
-            log.exception("the thread of a session ended")
-            with self._changed:
-                self._stop.set()
-                if self._consumer is not None:
-                    text = error_text(error)
-                    self._consumer.deliver(failure(self.number, self._newest, text))
         finally:
             for job in coming:
                 _settle(job)
+
+    def _thread_failed(self, error: Exception) -> None:
+        """End the run with an error, and begin no other: the next one needs a new session."""
+        with self._changed:
+            self._stop.set()
+            if self._consumer is not None:
+                text = error_text(error)
+                self._consumer.deliver(failure(self.number, self._newest, text))
 
     def _serve_once(self, coming: deque[_PropagatedBatch]) -> None:
         with self._changed:

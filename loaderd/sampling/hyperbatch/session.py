@@ -5,10 +5,10 @@ as many batches as fit the cache together.  Then the engine hands the batches ou
 numbered in their run; a batch's rows stay until the client has released it.
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
@@ -18,12 +18,11 @@ from blockstore import concurrency
 from loaderd.api.errors import BatchFailed
 from loaderd.monitoring.trace import ROWS, STAGE, Trace
 from loaderd.plans.base import Plan, Unit, Wanted
+from loaderd.sampling.failures import run_guarded
 from loaderd.sampling.hyperbatch.areas import Sampled, StructureArea
 from loaderd.sampling.hyperbatch.entries import Needs
 from loaderd.sampling.hyperbatch.sizing import HyperSizing
 from loaderd.sampling.hyperbatch.unfinished import SamplingMemory
-
-log = logging.getLogger(__name__)
 
 
 class RowProvider(Protocol):
@@ -145,7 +144,12 @@ class Hyper:
             "hyper_release_wait_ns": 0,  # part of it, waiting for the client
         }
         self._threads = [
-            concurrency.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
+            concurrency.Thread(
+                target=run_guarded,
+                args=(partial(self._repeat, loop), self._thread_failed),
+                name=name,
+                daemon=True,
+            )
             for name, loop in (("hyper-sample", self._sample), ("hyper-gather", self._gather))
         ]
         begun: list[concurrency.Thread] = []
@@ -208,16 +212,15 @@ class Hyper:
 
     # -- threads ----------------------------------------------------------------------------------
 
-    def _guard(self, loop: Callable[[], None]) -> None:
-        try:
-            while not self._closed:
-                loop()
-        except Exception as error:  # a defect: what is counted under the lock may be wrong now
-            log.exception("a thread of a session ended")
-            with self._changed:
-                self._stopped = True
-                self._changed.notify_all()
-            self._owner.thread_failed(error)
+    def _repeat(self, loop: Callable[[], None]) -> None:
+        while not self._closed:
+            loop()
+
+    def _thread_failed(self, error: Exception) -> None:
+        with self._changed:  # what is counted under it may be wrong now
+            self._stopped = True
+            self._changed.notify_all()
+        self._owner.thread_failed(error)
 
     def _drop(self, area: StructureArea, batches: int) -> None:
         """So many batches no longer need the area; called under the lock."""

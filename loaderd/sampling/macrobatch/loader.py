@@ -7,7 +7,6 @@
 A macro-batch stays while a batch of it is built or leased, and while it is needed now or next.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,9 +14,8 @@ from typing import Protocol
 from blockstore import concurrency
 from loaderd.memory.guarded import Lock
 from loaderd.plans.macrobatch import MacrobatchPlan
+from loaderd.sampling.failures import run_guarded
 from loaderd.sampling.macrobatch.graph import MacroGraph
-
-log = logging.getLogger(__name__)
 
 Key = tuple[int, int]  # epoch, and number of the macro-batch in it
 Span = tuple[int, int]  # ns of a steady clock; (0, 0): nothing was done
@@ -71,7 +69,10 @@ class MacroLoader:
         self.counters = dict.fromkeys(
             ("macro_loaded", "macro_members", "macro_read_ns", "macro_wait_ns"), 0
         )
-        self._thread = concurrency.Thread(target=self._run, name="macro-read", daemon=True)
+        self._thread = concurrency.Thread(
+            target=run_guarded, args=(self._run, owner.thread_failed), name="macro-read",
+            daemon=True,
+        )  # fmt: skip
         self._thread.start()
 
     def begin(self) -> None:
@@ -142,12 +143,8 @@ class MacroLoader:
         return min(free, key=lambda m: m.key or (-1, -1)), missing[0]
 
     def _run(self) -> None:
-        try:
-            while self._load_next():  # while it waits for the next it holds nothing of the last
-                pass
-        except Exception as error:  # a defect
-            log.exception("a thread of a session ended")
-            self._owner.thread_failed(error)
+        while self._load_next():  # while it waits for the next it holds nothing of the last
+            pass
 
     def _load_next(self) -> bool:
         with self._changed:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from blockstore.format import NodeType, RowArray
 from blockstore.kernels.records import EdgeRecord
-from loaderd.memory.ledger import ServedRows, session_need
+from loaderd.memory.ledger import MIN_SESSION, ServedRows, graph_preferred, session_need
 from loaderd.memory.workspace import RowName, Sizes, TableKind, workspace_bytes
 from loaderd.plans.base import Shape
 
@@ -57,3 +57,25 @@ def test_rows_of_edges_have_room_too(edge_rows):
         shape, SIZES._replace(record=EdgeRecord(items=int(edge_rows))), rows(1024), 5, 0, SLOT
     )
     assert need.area == (500 if edge_rows else 200) // 4
+
+
+@pytest.mark.parametrize(
+    ("graph", "rows", "expected"),
+    [
+        (100, 10_000, 100),  # a third
+        (101, 10_000, 25),  # a twelfth
+        (101, 99, 101),  # with all rows two thirds
+        (101, 100, 25),
+        (200, 0, 200),
+        (201, 0, 25),
+        (5000, 0, 25),
+    ],
+)
+def test_the_graph_is_whole_where_it_or_everything_has_room(graph: int, rows: int, expected: int):
+    assert graph_preferred(graph, rows, 4, 300) == expected
+
+
+@pytest.mark.parametrize(("graph", "minimum"), [(100, 40), (13, 40), (5000, 90)])
+def test_the_graph_keeps_its_minimum_and_a_session_its_own(graph: int, minimum: int):
+    found = graph_preferred(graph, graph, minimum, 100)
+    assert found == min(minimum, 100 - MIN_SESSION)
