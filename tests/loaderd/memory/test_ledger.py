@@ -64,10 +64,10 @@ def test_rows_of_edges_have_room_too(edge_rows):
     [
         (100, 10_000, 100),  # a third
         (101, 10_000, 25),  # a twelfth
-        (101, 99, 101),  # with all rows two thirds
-        (101, 100, 25),
-        (200, 0, 200),
-        (201, 0, 25),
+        (101, 98, 101),  # as much again beside all rows
+        (101, 99, 25),
+        (150, 0, 150),
+        (151, 0, 25),
         (5000, 0, 25),
     ],
 )
