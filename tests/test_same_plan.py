@@ -26,10 +26,10 @@ SMALL, WHOLE = "24M", "96M"  # of the graph below: a tenth of its blocks in memo
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> Path:
-    """A graph of 20 MB with features of 64 bytes, in blocks of 16 KiB."""
+    """A graph of 20 MB with features of 32 bytes, in blocks of 16 KiB."""
     folder = tmp_path_factory.mktemp("plans")
     with (folder / "progress.txt").open("w") as stream:
-        recipe = GraphRecipe(50_000, 40, 16, 8, 0.024, 0.05, 0.1, 0, 1.0)
+        recipe = GraphRecipe(50_000, 40, 8, 8, 0.024, 0.05, 0.1, 0, 1.0)
         generate(folder / "graph", recipe, Progress(stream))
         options = IngestOptions(block_bytes=16 << 10, edge_ids=True)
         ingest(PlainSource(folder / "graph"), folder / "store", options, Progress(stream))
@@ -170,7 +170,7 @@ def test_losses_are_bitwise_equal(served):
     try:
         for mem, plan in ((SMALL, "hyperbatch"), (WHOLE, "minibatch")):
             torch.manual_seed(0)
-            model = GraphSage(16, 16, 8, num_layers=3)
+            model = GraphSage(8, 16, 8, num_layers=3)
             optimizer = torch.optim.Adam(model.parameters(), 0.01)
             losses[plan] = []
             data = dataset(served[mem], plan=plan)

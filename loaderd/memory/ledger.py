@@ -291,11 +291,11 @@ def size_pools(
 
 def graph_preferred(graph_blocks: int, row_blocks: int, minimum: int, num_slots: int) -> int:
     """Preferred number of slots of the graph pool, out of `num_slots`."""
-    # The whole graph if at most a third of the arena holds it, or if sessions have as much again
-    # beside it and all rows: with less, several sessions take slots from it, and read it again and
-    # again.  Else little.  What is read of the graph is shared by all batches that are sampled
-    # together, and a smaller graph pool leaves room for more of them: with 599 of 1,305 slots
-    # 424 KB a seed were read, with 108 slots 223 KB.
+    # The whole graph if at most a third of the arena holds it, or if beside it and all rows as many
+    # slots as it takes are left for sessions: with fewer, several sessions take some of its own,
+    # and sample block by block.  Else little.  What is read of the graph is shared by all batches
+    # that are sampled together, and a smaller graph pool leaves room for more of them: with 599 of
+    # 1,305 slots 424 KB a seed were read, with 108 slots 223 KB.
     whole = 3 * graph_blocks <= num_slots or 2 * graph_blocks + row_blocks <= num_slots
     share = graph_blocks if whole else num_slots // 12
     return min(max(share, minimum), num_slots - MIN_SESSION)

@@ -104,7 +104,7 @@ def test_a_session_that_meets_hostile_content_leaves_others_at_work(tmp_path: Pa
     indptr = np.arange(nodes + 1) * degree
     graph = Csc(indptr, indices, np.arange(indices.size))
     write_store(tmp_path / "store", graph, np.arange(nodes))
-    serving = Serving(tmp_path / "store", 320 << 10)
+    serving = Serving(tmp_path / "store", 400 << 10)
     assert serving.engine.broker.graph_preferred < serving.engine.budget.graph_blocks
 
     def attach(ids: Any) -> Trainer:

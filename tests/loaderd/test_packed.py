@@ -264,7 +264,7 @@ def test_the_bytes_of_a_pack_do_not_depend_on_memory_or_threads(
         return sample(self, units, *arguments)
 
     monkeypatch.setattr(BlockSampler, "sample", sample_and_note)
-    for mem, threads in ((64 << 20, 1), (4 << 20, 2), (64 << 20, 3)):
+    for mem, threads in ((64 << 20, 1), (5 << 20, 2), (64 << 20, 3)):
         result = pack(large, options, 1, 400_000, 100_000, mem, threads)
         found.append({str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()})
         assert result.seeds == 1000

@@ -64,14 +64,14 @@ def test_rows_of_edges_have_room_too(edge_rows):
     [
         (100, 10_000, 100),  # a third
         (101, 10_000, 25),  # a twelfth
-        (101, 98, 101),  # as much again beside all rows
+        (101, 98, 101),  # with all rows, 101 slots are left
         (101, 99, 25),
         (150, 0, 150),
         (151, 0, 25),
         (5000, 0, 25),
     ],
 )
-def test_the_graph_is_whole_where_it_or_everything_has_room(graph: int, rows: int, expected: int):
+def test_the_graph_is_whole_where_sessions_have_room_too(graph: int, rows: int, expected: int):
     assert graph_preferred(graph, rows, 4, 300) == expected
 
 

@@ -109,7 +109,7 @@ def test_sessions_come_and_go_beside_one_at_work_at_budgets_below_the_data(store
 
 def test_an_attach_does_not_wait_for_workers_who_have_batches_to_build(store):
     """What is sampled to know what batches take is sampled by who attaches: others wait for it."""
-    with sessions_of(store, 800 << 10) as sessions:
+    with sessions_of(store, 1 << 20) as sessions:
         engine, gate = sessions.engine, threading.Event()
         assert engine.broker.graph_preferred < engine.budget.graph_blocks
         for _ in range(engine.settings.workers):
