@@ -279,7 +279,8 @@ class StreamOpener:
                 return None
             group, cursors = self._registry.streams[stream], list(stream.cursors.values())
             self._registry.end(stream)
-            return _Ended(group, group.order._replace(epoch=max(0, stream.epoch)), cursors)
+            epoch = min((c.epoch for c in stream.live), default=max(0, stream.epoch))
+            return _Ended(group, group.order._replace(epoch=epoch), cursors)
 
     def _replace(self, ended: _Ended, share: int) -> None:
         """Open a smaller stream in place of one that has ended."""

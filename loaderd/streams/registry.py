@@ -160,6 +160,7 @@ class StreamRegistry:
             if macro is not None and macro.waiting and start.stride > 1:
                 raise Refused("reuse while waiting: expected no DataLoader workers beside the one")
             self.give_back(cursor)
+            cursor.consecutive = cursor.run >= 0 and start.epoch == cursor.epoch + 1
             cursor.run, cursor.epoch, cursor.stride = start.run, start.epoch, start.stride
             cursor.step, cursor.active = start.step * cursor.world + cursor.rank, True
             cursor.avoids = None
@@ -199,7 +200,7 @@ class StreamRegistry:
         for cursor in list(stream.cursors.values()):
             stream.remove(cursor)
         group.order.engine.close_session(stream.session)
-        stream.end()
+        stream.ring.clear()  # batches that were begun refer to the stream
         self.forget_group(group)
         self._ended()
 
@@ -275,16 +276,18 @@ class StreamRegistry:
         return found
 
     def _place(self, cursor: Cursor) -> bool:
-        for stream in self._near(cursor):
-            if stream.can_join(cursor):
+        fair, near = self.fair_share(), self._near(cursor)
+        enough = [s for s in near if not s.share.slots or 0 < fair < 2 * s.share.slots]
+        for stream in near:
+            # an epoch begun ahead, in less memory than there is now, begins again in more
+            ahead = cursor.expected is not None and len(stream.cursors) == 1
+            if stream.can_join(cursor) and (stream in enough or not ahead):
                 self.move(cursor, stream)
                 stream.join(cursor)
                 return True
-        fair = self.fair_share()
-        for stream in self._near(cursor):
+        for stream in near:
             others = any(c is not cursor for c in stream.live)
-            here = stream is cursor.stream or not others
-            large = not stream.share.slots or 0 < fair < 2 * stream.share.slots
+            here, large = stream is cursor.stream or not others, stream in enough
             # a rank without a stream may need memory that the others hold until it has its batch
             large |= stream.world > 1 and len(self.streams[stream].streams) > 1
             if here and large and stream.can_begin(cursor):
@@ -295,7 +298,7 @@ class StreamRegistry:
                     self.place(rank)  # it may have asked for this run before
                 self._place_waiting(stream)
                 return True
-        for stream in self._near(cursor):
+        for stream in near:
             if stream.can_wait(cursor):
                 self.move(cursor, stream)
                 stream.drop(cursor)  # it may have been expected to come along with this run

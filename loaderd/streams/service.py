@@ -34,7 +34,7 @@ from loaderd.sessions.kinds import find_kind
 from loaderd.sessions.stores import Stores
 from loaderd.streams.opener import AGAIN_S, StreamOpener
 from loaderd.streams.registry import StreamGroup, StreamKey, StreamRegistry, StreamRequest
-from loaderd.streams.stream import Cursor, Stream
+from loaderd.streams.stream import Cursor, RingBatch, Stream
 
 _MORE = 2  # more batches in flight, for each session that joins a stream
 _KEPT = 2  # 1/_KEPT of the memory for requests may retain ids: they are needed to open another
@@ -296,7 +296,7 @@ class StragglerWatch:
                 for stream in self._registry.streams
                 if not self._closed
                 and stream.idle_cursors
-                and (_is_blocked(stream) or stream.early or _slowest(stream) is not None)
+                and (_is_blocked(stream) or early(stream) or _slowest(stream) is not None)
             ]
 
     def _check(self, stream: Stream, since: dict[Stream, tuple[int, float]]) -> None:
@@ -306,8 +306,8 @@ class StragglerWatch:
             if not here:
                 since.pop(stream, None)
                 return
-            if stream.early:
-                stream.drop_early()
+            if early(stream):
+                drop_early(stream)
                 return
             now = concurrency.monotonic()
             wait_s = STRAGGLER_WAIT_S if stream.depth > 1 else LAST_S
@@ -331,6 +331,27 @@ class StragglerWatch:
                 self._registry.move(cursor, None)
                 cursor.avoids = stream
                 self._opener.want(cursor)
+
+
+def early(stream: Stream) -> list[RingBatch]:
+    """Batches that nobody holds, later than the first one that an idle cursor waits for."""
+    waiting = [
+        (c.place.run, c.place.next) for c in stream.idle_cursors if c.place and not stream.ready(c)
+    ]
+    later = [batch for at, batch in stream.ring.items() if waiting and at > min(waiting)]
+    return [b for b in later if b.pieces and b.wanted and not b.is_held]
+
+
+def drop_early(stream: Stream) -> None:
+    """Make room for what idle cursors want first; the dropped batches are built again.
+
+    A late cursor may find all memory taken by batches of later positions.
+    """
+    for batch in early(stream):
+        stream.ask_again(batch)
+        for cursor in list(stream.cursors.values()):
+            stream.forget(cursor, batch)
+    stream.session.wake()
 
 
 def _is_held_up(stream: Stream) -> bool:

@@ -10,7 +10,7 @@ A stream may serve every rank of a job, and the workers of a DataLoader.  It the
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from blockstore import concurrency
 from loaderd.api.protocol import ErrorReply, Release, Skipped
@@ -53,6 +53,7 @@ class Cursor:
     epoch: int = 0
     step: int = 0  # position that it wants next
     stride: int = 1  # between two steps
+    consecutive: bool = False  # its run is of the epoch after that of its last run
     active: bool = False  # its run has batches to come
     place: CursorPosition | None = None  # in its stream, while it has asked for more
     expected: CursorPosition | None = None  # in a newer run that it has not asked for yet
@@ -107,7 +108,7 @@ class Stream:
         self.releases = 0  # received from cursors so far, one for each row group
         self.cursors: dict[int, Cursor] = {}  # by number
         self.job: dict[int, Cursor] = {}  # all sessions of a job whose ranks read this, by number
-        self._ring: dict[tuple[int, int], RingBatch] = {}
+        self.ring: dict[tuple[int, int], RingBatch] = {}
         self._skips: dict[tuple[int, int], Skipped] = {}
 
     # -- what its session asks --------------------------------------------------------------------
@@ -117,34 +118,50 @@ class Stream:
         if self.closing or self.error is not None:
             return None
         # `ask` only moves over batches whose `wanted` has this cursor, so that the search begins
-        # where it ended; `drop_early` moves it back
+        # where it ended; `ask_again` moves it back
         found: list[tuple[int, int]] = []
         for cursor, place in self._places():
             # batches built ahead for a cursor that has not come must leave room for the others
-            built = sum(cursor.number in batch.wanted for batch in self._ring.values())
-            if place is cursor.expected and built >= self._credit():
+            built = sum(cursor.number in batch.wanted for batch in self.ring.values())
+            if place is cursor.expected and len(self.cursors) > 1 and built >= self._credit():
                 continue
-            batch = self._ring.get((place.run, place.ask))
+            batch = self.ring.get((place.run, place.ask))
             while batch is not None and cursor.number in batch.wanted:
                 place.ask += place.stride
-                batch = self._ring.get((place.run, place.ask))
+                batch = self.ring.get((place.run, place.ask))
             # a batch whose `wanted` lacks the cursor has to go before it is built again
             if batch is None and place.ask < self.num_steps:
                 found.append((place.run, place.ask))
         if not found:
-            return None
+            return self.next() if self._begin_ahead() else None
         run, step = min(found)
         wanted = {c.number for c in self.cursors.values() if self._wants(c, run, step)}
-        self._ring[run, step] = RingBatch(self, run, step, wanted)
+        self.ring[run, step] = RingBatch(self, run, step, wanted)
         if run == self.run:
             self.front = max(self.front, step + 1)
         epochs = (c.epoch for c in self.live if c.place is not None and c.place.run == run)
         return Wanted(run, self.epoch if run == self.run else next(epochs), step)
 
-    def put_back(self, wanted: Wanted) -> None:
-        self._ask_again(self._ring.pop((wanted.run, wanted.step)))
+    def _begin_ahead(self) -> bool:
+        """Begin the next epoch if the only cursor has come for this one, and asked for all of it.
 
-    def _ask_again(self, batch: RingBatch) -> None:
+        So the first batches are there when it comes again, maybe after a validation; they are
+        dropped if it begins another epoch instead.  Ranks of a job begin epochs together.
+        """
+        if self.world > 1 or len(self.cursors) != 1 or not self.session.serves(self.epoch + 1):
+            return False
+        [cursor] = self.cursors.values()
+        asked = cursor.step if cursor.place is None else cursor.place.ask
+        here = cursor.epoch == self.epoch and not cursor.rests and cursor not in self.waiting
+        if not (here and cursor.consecutive and asked >= self.num_steps) or cursor.expected:
+            return False
+        self._begin_run(self.epoch + 1, 0, cursor.stride)
+        return True
+
+    def put_back(self, wanted: Wanted) -> None:
+        self.ask_again(self.ring.pop((wanted.run, wanted.step)))
+
+    def ask_again(self, batch: RingBatch) -> None:
         """Have a batch built, again or at last, for the cursors that want it."""
         for cursor, place in self._places():
             if cursor.number in batch.wanted and place.wants(batch.run, batch.step):
@@ -161,7 +178,7 @@ class Stream:
         self.send()
 
     def _arrive(self, piece: Piece) -> None:
-        batch = self._ring.get((piece.run, piece.step))
+        batch = self.ring.get((piece.run, piece.step))
         if batch is None:
             return
         batch.pieces.append(piece)
@@ -178,10 +195,11 @@ class Stream:
 
     def _skip(self, message: Skipped) -> None:
         """Leave out steps.  The stream has one cursor: such streams are not shared."""
-        self._ring.pop((message.run, message.step), None)
+        self.ring.pop((message.run, message.step), None)
         self._skips[message.run, message.step] = message
         for _, place in self._places():
-            place.ask = message.to
+            if place.run == message.run:
+                place.ask = message.to
 
     # -- who reads it -----------------------------------------------------------------------------
 
@@ -214,14 +232,14 @@ class Stream:
         if not self._goes_on or cursor.epoch != self.epoch or self._would_wait(cursor):
             return False
         place, depth = self._position(cursor.step, cursor.stride), self.depth
-        found = [b for b in self._ring.values() if place.wants(b.run, b.step)]
+        found = [b for b in self.ring.values() if place.wants(b.run, b.step)]
         is_free = not all(all(b.left) for b in found)  # a row group was freed
         if is_free or cursor.step > self.front + depth * place.stride:
             return False
         if self.world > 1 and not self._is_shared(cursor):
             return True  # nobody had what it lacks: it is built for the first time
         missing = len(range(cursor.step, self.front, place.stride)) - len(found)
-        begun = 0 if self.world > 1 else sum(not b.pieces for b in self._ring.values())
+        begun = 0 if self.world > 1 else sum(not b.pieces for b in self.ring.values())
         return missing <= 0 or (missing <= AGAIN * depth and begun <= depth)
 
     def _is_shared(self, cursor: Cursor) -> bool:
@@ -242,19 +260,21 @@ class Stream:
         """Whether ranks ahead of a rank of another stream may hold the memory that it needs."""
         if self.world == 1 or cursor.stream in (None, self):
             return False
-        return any(b.is_held and b.step > cursor.step for b in self._ring.values())
+        return any(b.is_held and b.step > cursor.step for b in self.ring.values())
 
     def join(self, cursor: Cursor) -> None:
         """Let a cursor read on in the newest run; the caller has checked `can_join`."""
-        cursor.place, cursor.expected = self._position(cursor.step, cursor.stride), None
-        cursor.rests = False
-        for batch in list(self._ring.values()):
+        place, ahead = self._position(cursor.step, cursor.stride), cursor.expected
+        if ahead is not None and replace(ahead, ask=place.ask) == place:
+            place = ahead  # steps that were left out are not asked for again
+        cursor.place, cursor.expected, cursor.rests = place, None, False
+        for batch in list(self.ring.values()):
             if cursor.place.wants(batch.run, batch.step):
                 batch.wanted.add(cursor.number)
                 for left in batch.left:
                     left.add(cursor.number)
             else:
-                self._forget(cursor, batch)
+                self.forget(cursor, batch)
         self._settle(cursor)
         self.send()
         self.session.wake()
@@ -268,42 +288,45 @@ class Stream:
         """Whether the ring has all that others still want of this run, and nothing unwanted."""
         if not self.run or not self._goes_on:
             return False
-        if self.world > 1 and len(self._ring) >= self.depth:
+        if self.world > 1 and len(self.ring) >= self.depth:
             return False  # it would wait for ranks that wait for it, in the step that they are at
         over = all(
-            (place.run, step) in self._ring
+            (place.run, step) in self.ring
             for place in [c.place for c in self.live if c is not cursor and c.place is not None]
             for step in range(max(place.next, place.ask), self.num_steps, place.stride)
         )
-        return over and all(b.pieces or b.wanted - {cursor.number} for b in self._ring.values())
+        return over and all(b.pieces or b.wanted - {cursor.number} for b in self.ring.values())
 
     def begin(self, cursor: Cursor) -> None:
         """Begin a run at a cursor's position; the other cursors are expected to come along."""
         fresh = not self._can_follow(cursor)
         if fresh:
-            self._ring.clear()
+            self.ring.clear()
             self._skips.clear()
             self.error = None
-        self.run += 1
-        self.stuck, self.asked, self.served = False, 0, 0
-        self.epoch, stride = cursor.epoch, cursor.stride
-        self.first = self.front = cursor.step // self.world * self.world
-        for other in self.cursors.values():
-            if other not in self.waiting and not other.rests:
-                other.expected = self._position(self.first + other.rank, stride)
-        cursor.place, cursor.expected = self._position(cursor.step, stride), None
+        self._begin_run(cursor.epoch, cursor.step // self.world * self.world, cursor.stride)
+        cursor.place, cursor.expected = self._position(cursor.step, cursor.stride), None
         self._settle(cursor)
         # last, as the session asks for the next batch when one has gone: forget batches that
         # cursors were expected to want, in a run that they have not come along with
-        for batch in list(self._ring.values()):
+        for batch in list(self.ring.values()):
             for other in list(self.cursors.values()):
                 if not self._wants(other, batch.run, batch.step):
-                    self._forget(other, batch)
+                    self.forget(other, batch)
         if fresh:
             self.session.start(self.run, self)
         else:
             self.session.wake()
         self.send()
+
+    def _begin_run(self, epoch: int, first: int, stride: int) -> None:
+        """Number a run, and expect all cursors to come along with it."""
+        self.run += 1
+        self.stuck, self.asked, self.served = False, 0, 0
+        self.epoch, self.first, self.front = epoch, first, first
+        for cursor in self.cursors.values():
+            if cursor not in self.waiting and not cursor.rests:
+                cursor.expected = self._position(first + cursor.rank, stride)
 
     def add(self, cursor: Cursor) -> None:
         """Add a session that has not begun; it is expected to come along with the others."""
@@ -323,18 +346,15 @@ class Stream:
     def stop(self, cursor: Cursor) -> None:
         """End a cursor's run; it still wants what it is expected to ask for next."""
         cursor.place = None
-        for batch in list(self._ring.values()):
+        for batch in list(self.ring.values()):
             if not self._wants(cursor, batch.run, batch.step):
-                self._forget(cursor, batch)
+                self.forget(cursor, batch)
 
     def remove(self, cursor: Cursor) -> None:
         """Remove a cursor; what it was sent stays leased."""
         self.drop(cursor)
         del self.cursors[cursor.number]
         cursor.stream = None
-
-    def end(self) -> None:
-        self._ring.clear()  # batches that were begun refer to it
 
     # -- who is behind ----------------------------------------------------------------------------
 
@@ -356,26 +376,6 @@ class Stream:
         later = self.world > 1 and others and cursor.epoch > self.epoch
         return later and self._goes_on and not self._is_shared(cursor)
 
-    @property
-    def early(self) -> list[RingBatch]:
-        """Batches that nobody holds, later than the first one that an idle cursor waits for."""
-        waiting = [
-            (c.place.run, c.place.next) for c in self.idle_cursors if c.place and not self._ready(c)
-        ]
-        later = [batch for at, batch in self._ring.items() if waiting and at > min(waiting)]
-        return [b for b in later if b.pieces and b.wanted and not b.is_held]
-
-    def drop_early(self) -> None:
-        """Make room for what idle cursors want first; the dropped batches are built again.
-
-        A late cursor may find all memory taken by batches of later positions.
-        """
-        for batch in self.early:
-            self._ask_again(batch)
-            for cursor in list(self.cursors.values()):
-                self._forget(cursor, batch)
-        self.session.wake()
-
     # -- batches ----------------------------------------------------------------------------------
 
     def send(self) -> None:
@@ -392,9 +392,9 @@ class Stream:
         num = len(self.job or self.cursors)
         return max(1, self.depth // (num + 1)) if num > 1 else self.depth
 
-    def _ready(self, cursor: Cursor) -> RingBatch | None:
+    def ready(self, cursor: Cursor) -> RingBatch | None:
         assert cursor.place is not None
-        batch = self._ring.get((cursor.place.run, cursor.place.next))
+        batch = self.ring.get((cursor.place.run, cursor.place.next))
         # parts of a dropped batch may be there until its last part has come
         mine = batch is not None and batch.pieces and cursor.number in batch.wanted
         return batch if mine else None
@@ -407,7 +407,7 @@ class Stream:
                 self._send_to(cursor, numbered(skip, cursor.number, cursor.run, self.world))
                 self._settle(cursor)
                 continue
-            batch, whole = self._ready(cursor), all(b.whole for b in cursor.held.values())
+            batch, whole = self.ready(cursor), all(b.whole for b in cursor.held.values())
             if batch is None or not whole or self._is_kept_back(batch, cursor):
                 break
             cursor.held[place.next] = batch
@@ -417,7 +417,7 @@ class Stream:
             self._settle(cursor)
             for piece in batch.pieces:
                 self._send_to(cursor, numbered(piece, cursor.number, cursor.run, self.world))
-        if cursor.place is not None and self.error is not None and self._ready(cursor) is None:
+        if cursor.place is not None and self.error is not None and self.ready(cursor) is None:
             self._fail(cursor)
 
     def _fail(self, cursor: Cursor) -> None:
@@ -464,9 +464,9 @@ class Stream:
         """Take back a batch that a cursor was sent and needs no more."""
         del cursor.held[batch.step]
         self.leased -= 1
-        self._forget(cursor, batch)
+        self.forget(cursor, batch)
 
-    def _forget(self, cursor: Cursor, batch: RingBatch) -> None:
+    def forget(self, cursor: Cursor, batch: RingBatch) -> None:
         """Note that a cursor does not want a batch, unless it was sent it."""
         if cursor.held.get(batch.step) is batch:
             return
@@ -480,7 +480,7 @@ class Stream:
     def _free(self, batch: RingBatch, group: int) -> None:
         gone = batch.whole and not any(batch.left)
         if gone:
-            self._ring.pop((batch.run, batch.step), None)
+            self.ring.pop((batch.run, batch.step), None)
         self.session.release(
             Release(session=self.session.number, run=batch.run, step=batch.step, group=group)
         )

@@ -13,12 +13,13 @@ torch = pytest.importorskip("torch")
 from clients.connection.position import StateMismatch  # noqa: E402
 from clients.torch import HopDataset, NeighborDataset  # noqa: E402
 from loaderd.api.errors import NoDaemon, SessionLost  # noqa: E402
+from loaderd.server.transport import ask_status, parse_either  # noqa: E402
 from preprocess.ingest.ingest import ingest  # noqa: E402
 from preprocess.ingest.options import IngestOptions  # noqa: E402
 from preprocess.partition.partition import PartitionOptions  # noqa: E402
 from preprocess.pipeline.progress import Progress  # noqa: E402
 from preprocess.sources.plain import PlainSource  # noqa: E402
-from tests.daemons import daemon, spawn, stop  # noqa: E402
+from tests.daemons import daemon, spawn, stop, until  # noqa: E402
 from tests.hopstores import make_hops, write_hop_store  # noqa: E402
 
 
@@ -89,6 +90,29 @@ PLANS = {
 def neighbors(endpoint, **options):
     wanted = {"num_neighbors": (5, 3), "batch_size": 100, "window": 2} | options
     return NeighborDataset(endpoint, **wanted)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_an_epoch_that_was_begun_ahead_is_the_same(stores, plan):
+    """After a second epoch the third is begun, whether it comes or another one does."""
+    with daemon(stores.sampled, "64M", 2) as endpoint:
+
+        def built():
+            return ask_status(parse_either(endpoint)).counters["batches"]
+
+        data = neighbors(endpoint, **PLANS[plan])
+        seen = [list(data) for _ in range(2)]
+        until(lambda: built() > sum(map(len, seen)), "no batch is built ahead")
+        seen.append(list(data))
+        until(lambda: built() > sum(map(len, seen)), "no batch is built ahead")
+        data.set_epoch(7)
+        seen.append(list(data))
+        data.close()
+        for epoch, found in zip((0, 1, 2, 7), seen, strict=True):
+            alone = neighbors(endpoint, **PLANS[plan])
+            alone.set_epoch(epoch)
+            assert all_same(found, list(alone))
+            alone.close()
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -16,6 +16,7 @@ from loaderd.api.protocol import Start
 from loaderd.streams.registry import StreamRegistry
 from loaderd.streams.service import StragglerWatch
 from loaderd.streams.stream import Cursor, Stream
+from tests.daemons import until
 from tests.graphs import make_csc
 from tests.loaderd.serving import WAIT_S, Serving, Trainer
 from tests.stores import write_store
@@ -168,6 +169,31 @@ def test_streams_get_smaller_for_others_and_larger_again(store):
     assert [trainers[0].consume(step) for step in range(STEPS)] == expected[0]
     assert serving.service.status()[1][0].held_bytes > min(held)
     trainers[0].detach()
+    serving.close()
+
+
+def test_an_epoch_begun_ahead_in_a_share_begins_again_in_more(store):
+    """The next epoch is begun while there are two sessions; then the other one leaves."""
+    mem = 4 << 20
+    expected, _ = solo(store, 12 << 20, "minibatch", epochs=4)
+    serving = Serving(store, mem)
+    one, other = serving.attach("hyperbatch"), serving.attach("hyperbatch", seed=5)
+    found, held = list[list[bytes]](), list[int]()
+
+    def epoch(number: int) -> None:
+        one.start(number)
+        found.extend(one.consume(step) for step in range(STEPS))
+        held.append(serving.service.status()[1][0].held_bytes)
+
+    epoch(0)
+    epoch(1)
+    until(lambda: serving.service.status()[2]["batches"] > 2 * STEPS, "nothing is built ahead")
+    other.detach()
+    epoch(2)
+    epoch(3)
+    assert held[0] == held[1] < held[2] == held[3]
+    assert found == expected
+    one.detach()
     serving.close()
 
 

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from loaderd.api.protocol import BatchReady, Blob, ErrorReply, Release, RowGroup, Skipped
 from loaderd.plans.base import Wanted
+from loaderd.streams.service import drop_early, early
 from loaderd.streams.stream import Cursor, Stream
 from tests.effort import tries
 
@@ -75,6 +76,7 @@ class Parts:
 
     def start(self, cursor: Cursor, epoch: int = 0, step: int = 0, stride: int = 1) -> bool:
         """As a client does; False: the stream cannot serve it."""
+        cursor.consecutive = cursor.run >= 0 and epoch == cursor.epoch + 1
         cursor.run, cursor.epoch, cursor.stride, cursor.active = cursor.run + 1, epoch, stride, True
         cursor.step = step * self.stream.world + cursor.rank
         if self.stream.can_join(cursor):
@@ -162,11 +164,11 @@ def test_what_was_built_before_its_turn_makes_room_and_is_built_again():
     assert parts.start(late)
     parts.stream.release(one, one.held[5], 0)
     assert parts.stream.next() == Wanted(1, 0, 0)
-    assert [batch.step for batch in parts.stream.early] == [5]
+    assert [batch.step for batch in early(parts.stream)] == [5]
     assert (1, 5, 0) in parts.producer.leased
-    parts.stream.drop_early()
+    drop_early(parts.stream)
     assert not parts.producer.leased
-    assert parts.stream.early == []
+    assert early(parts.stream) == []
     parts.stream.deliver(piece(Wanted(1, 0, 0)))
     assert parts.build(5) == [1, 2, 3, 4, 5]
     assert parts.steps(8) == [0]
@@ -180,7 +182,7 @@ def test_what_was_built_for_another_rank_makes_room_too():
     parts.stream.drop(late)  # it is not expected with the other one
     assert parts.build(3) == [0, 2, 4]
     assert parts.start(late)
-    parts.stream.drop_early()
+    drop_early(parts.stream)
     assert parts.producer.leased == {(1, 0, 0)}  # which is held
     assert parts.build(5) == [1, 2, 3, 4, 5]
     assert (parts.steps(7), parts.steps(8)) == ([0], [0])
@@ -209,7 +211,7 @@ def test_what_somebody_holds_is_not_dropped_for_those_who_come_to_it_later():
     parts.build()
     late = parts.add(8)
     parts.start(late, step=3)
-    parts.stream.drop_early()
+    drop_early(parts.stream)
     assert parts.build() == [3]
     parts.stream.release(late, late.held[3], 0)
     parts.stream.send()
@@ -231,7 +233,7 @@ def test_no_part_is_sent_of_a_batch_that_was_dropped():
     assert parts.start(late, step=1)
     parts.producer.leased.add((1, 3, 0))
     parts.stream.deliver(piece(begun, last=False))
-    parts.stream.drop_early()
+    drop_early(parts.stream)
     assert (1, 3, 0) not in parts.producer.leased
     assert parts.build() == [1]
     for step in (1, 2):
@@ -424,6 +426,103 @@ def test_nothing_is_built_ahead_for_a_rank_that_waits_for_a_later_epoch():
     assert parts.build(2) == [0, 2]
 
 
+def in_second_epoch(steps: int = 4, window: int = 4) -> tuple[Parts, Cursor]:
+    """A cursor that has gone on to epoch 1, and was sent all of it."""
+    parts = Parts(steps, 4)
+    cursor = parts.add(7, window)
+    for epoch in (0, 1):
+        assert parts.start(cursor, epoch)
+        parts.consume(cursor, steps)
+        parts.steps(7)
+    return parts, cursor
+
+
+def test_the_next_epoch_is_begun_for_one_that_has_gone_on_to_this_one():
+    parts, cursor = in_second_epoch()
+    assert [parts.producer.ask() for _ in range(2)] == [Wanted(3, 2, 0), Wanted(3, 2, 1)]
+    for step in (0, 1):
+        parts.producer.leased.add((3, step, 0))
+        parts.stream.deliver(piece(Wanted(3, 2, step)))
+    assert parts.steps(7) == []  # nobody has asked for them
+    assert parts.start(cursor, 2)
+    assert parts.steps(7) == [0, 1]
+    assert parts.build(2) == [2, 3]
+    assert parts.producer.run == 1  # its producer goes on as it was
+
+
+def test_the_next_epoch_is_begun_while_the_last_batches_are_held():
+    parts = Parts(3, 3)
+    cursor = parts.add(7)
+    parts.start(cursor)
+    parts.consume(cursor, 3)
+    parts.start(cursor, 1)
+    assert parts.build(3) == [0, 1, 2]
+    assert parts.producer.ask() == Wanted(3, 2, 0)
+
+
+def test_an_epoch_ahead_is_dropped_for_another_one():
+    parts, cursor = in_second_epoch()
+    parts.build(2)
+    assert len(parts.producer.leased) == 2
+    assert parts.start(cursor, epoch=5)
+    assert not parts.producer.leased
+    assert parts.producer.ask() == Wanted(4, 5, 0)
+
+
+def test_no_epoch_is_begun_ahead_of_one_who_may_not_come():
+    """After a first epoch, in the middle of one, or where others read along."""
+    once = Parts(3, 3)
+    cursor = once.add(7)
+    once.start(cursor)
+    once.consume(cursor, 3)
+    assert once.producer.ask() is None
+    again = Parts(3, 3)
+    cursor = again.add(7)
+    for _ in range(2):
+        again.start(cursor)
+        again.consume(cursor, 3)
+    assert again.producer.ask() is None
+    parts, cursor = in_second_epoch()
+    parts.producer.epochs = 2
+    assert parts.producer.ask() is None
+    parts, cursor = in_second_epoch()
+    parts.add(8)
+    assert parts.producer.ask() is None
+    job = Parts(2, 4, world=2)
+    ranks = [job.add(rank, rank=rank) for rank in (0, 1)]
+    for epoch in (0, 1):
+        for cursor in ranks:
+            assert job.start(cursor, epoch)
+        job.build(4)
+        for cursor in ranks:
+            for batch in list(cursor.held.values()):
+                job.stream.release(cursor, batch, 0)
+    job.stream.remove(ranks[1])
+    assert job.producer.ask() is None
+
+
+def test_only_one_epoch_is_begun_ahead():
+    parts, _ = in_second_epoch(steps=2)
+    assert parts.build(2) == [0, 1]
+    assert parts.producer.ask() is None
+
+
+def test_steps_that_are_left_out_ahead_are_not_built():
+    parts, cursor = in_second_epoch(steps=6, window=2)
+    assert parts.build(2) == [0, 1]
+    parts.stream.deliver(Skipped(session=9, run=3, step=2, to=5))
+    assert parts.build() == [5]
+    assert parts.start(cursor, 2)
+    assert parts.steps(7) == [0, 1]
+    assert parts.producer.ask() == Wanted(4, 3, 0)
+    for step in (0, 1):
+        parts.stream.release(cursor, cursor.held[step], 0)
+    parts.stream.send()
+    assert parts.steps(7) == [2, 5]  # 2 says that steps were left out
+    parts.stream.release(cursor, cursor.held[5], 0)
+    assert not parts.producer.leased
+
+
 class Model(RuleBasedStateMachine):
     """A stream of batches, whole or in two parts, and up to three sessions at places of their own.
 
@@ -466,7 +565,7 @@ class Model(RuleBasedStateMachine):
             self.held[number] = set()
 
     @precondition(lambda self: self.cursors)
-    @rule(epoch=st.integers(0, 1), step=st.integers(0, 6), stride=st.integers(1, 2), data=st.data())
+    @rule(epoch=st.integers(0, 2), step=st.integers(0, 6), stride=st.integers(1, 2), data=st.data())
     def start(self, epoch, step, stride, data):
         number = data.draw(st.sampled_from(sorted(self.cursors)))
         cursor, run = self.cursors[number], self.parts.producer.run
@@ -485,7 +584,7 @@ class Model(RuleBasedStateMachine):
 
     def give_back(self, cursor):
         if cursor.stream is not None:
-            self.stream.drop(cursor)
+            self.stream.stop(cursor)
         for batch in list(cursor.held.values()):
             self.stream.give_back(cursor, batch)
         self.held[cursor.number].clear()
@@ -523,7 +622,7 @@ class Model(RuleBasedStateMachine):
 
     @rule()
     def make_room(self):
-        self.stream.drop_early()
+        drop_early(self.stream)
         self.take()
 
     @precondition(lambda self: any(self.held.values()))
@@ -552,7 +651,9 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: self.cursors)
     @rule(data=st.data())
     def detach(self, data):
-        number = data.draw(st.sampled_from(sorted(self.cursors)))
+        self.detach_one(data.draw(st.sampled_from(sorted(self.cursors))))
+
+    def detach_one(self, number):
         cursor = self.cursors.pop(number)
         self.give_back(cursor)
         if number not in self.left:
@@ -580,12 +681,12 @@ class Model(RuleBasedStateMachine):
         for cursor in self.stream.idle_cursors:
             assert cursor.place is not None
             at = cursor.place.run, cursor.place.next
-            assert at in self.stream._ring, f"nobody builds {at} for {cursor.number}"
+            assert at in self.stream.ring, f"nobody builds {at} for {cursor.number}"
 
     def teardown(self):
         """When all have gone nothing is leased."""
         for number in list(getattr(self, "cursors", {})):
-            self.give_back(self.cursors[number])
+            self.detach_one(number)
         while getattr(self, "coming", []):
             self.arrive()
         if hasattr(self, "parts"):
