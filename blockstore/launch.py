@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ _END_S = 30.0  # for a daemon to drain
 _LOG_LINES, _LOG_BYTES = 5, 4096  # of a log, in an error
 _MAX_BASE_BYTES = 60  # of a folder in which paths of sockets are short enough
 _USERS, _START, _LOG, _SOCKET = "users", "start", "daemon.log", "daemon.sock"
+_OWN = "own-"  # of the name of a folder, before what makes it unlike others
 _log = logging.getLogger(__name__)
 
 
@@ -53,20 +55,38 @@ def serve(store: str | Path, mem: str = "2G", **options: object) -> Iterator[Ser
     words = ["--mem", mem]
     for name, value in options.items():
         words += [f"--{name.replace('_', '-')}", str(value)]
-    with tempfile.TemporaryDirectory(prefix="loaderd-") as name:
-        folder = Path(name)
-        users = _lock(folder / _USERS, fcntl.LOCK_SH)
-        process = None
-        try:
-            process = _start(Path(store), folder, words)
-            endpoint = Served(_endpoint(folder))
-            endpoint.log = folder / _LOG
-            _log.info("%s: served at %s, log at %s", store, endpoint, endpoint.log)
-            yield endpoint
-        finally:
-            os.close(users)
-            if process is not None:
-                _end(process)
+    folder, users = _make_folder()
+    process = None
+    try:
+        process = _start(Path(store), folder, words)
+        endpoint = Served(_endpoint(folder))
+        endpoint.log = folder / _LOG
+        _log.info("%s: served at %s, log at %s", store, endpoint, endpoint.log)
+        yield endpoint
+    finally:
+        os.close(users)
+        if process is not None:
+            _end(process)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_folder() -> tuple[Path, int]:
+    """A folder for the daemon of one process, and its lock.  Raises NotServed.
+
+    Folders that killed processes have left are deleted.
+    """
+    base = runtime_folder()
+    start = _lock(base / _START, fcntl.LOCK_EX)  # no other process meets the new one unlocked
+    try:
+        for left in base.glob(f"{_OWN}*"):
+            with contextlib.suppress(BlockingIOError):  # it is used, or its daemon is ending
+                os.close(_lock(left / _USERS, fcntl.LOCK_EX | fcntl.LOCK_NB))
+                if not _listens(left):
+                    shutil.rmtree(left)
+        folder = Path(tempfile.mkdtemp(prefix=_OWN, dir=base))
+        return folder, _lock(folder / _USERS, fcntl.LOCK_SH)
+    finally:
+        os.close(start)
 
 
 class SharedDaemon:

@@ -54,6 +54,7 @@ def test_what_keeps_a_daemon_from_starting_is_said(store, tmp_path):
 
 
 def test_it_ends_with_a_process_that_is_killed(store):
+    """The next one to start a daemon deletes the folder."""
     script = (
         "import sys, blockstore\n"
         "with blockstore.serve(sys.argv[1], mem='16M') as endpoint:\n"
@@ -70,6 +71,14 @@ def test_it_ends_with_a_process_that_is_killed(store):
     process.kill()
     process.communicate()
     until(lambda: not Path(parse_endpoint(endpoint).lock).exists(), "the daemon has not ended")
+    folder = parse_endpoint(endpoint).path.parent
+
+    def starts_another() -> bool:
+        with blockstore.serve(store, mem="16M") as other, blockstore.serve(store, mem="16M"):
+            assert answers(other)
+            return not folder.exists()
+
+    until(starts_another, "the folder stays")
 
 
 USER = """
