@@ -117,14 +117,19 @@ class RowAssembler:
         missing = [0] * len(work.rows)
         try:
             for a, file in self._served(work):
-                items = work.items[:num]
-                if self._residency.hold_file(file.number, num < _MOST * file.num_blocks):
+                items, view = work.items[:num], file.view
+                pinned = self._residency.hold_file(file.number, num < _MOST * file.num_blocks)
+                if pinned:
                     files.append(file.number)
                     missing[a] = address_rows(items, num, file.view, work.addresses[a])
                     items = items[work.addresses[a][:num] == ABSENT] if missing[a] else items[:0]
                 if items.size:
-                    held.append(self._hold(work, file, items, min_age))
-                    missing[a] = address_rows(work.items, num, file.view, work.addresses[a])
+                    held.append(own := self._hold(work, file, items, min_age))
+                    if own.left_out.size and not pinned:  # they may come now, and leave at any time
+                        slots = np.full(view.slots.size, -1, np.int32)
+                        slots[own.blocks] = own.slots
+                        view = view._replace(slots=slots)
+                    missing[a] = address_rows(work.items, num, view, work.addresses[a])
         except BaseException:
             self.drop(Pins(tuple(files), tuple(held)))
             raise

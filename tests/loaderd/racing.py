@@ -41,7 +41,7 @@ NODES, WIDTH, SLOT = 160, 128, 4096
 OFFSETS = (0, 30, 60, 90, 91, 125, 160)
 HALOS = ([70, 100, 159], [], [0, 17, 120], [21, 22], [5], [1, 2, 3, 90])
 WORKERS = READERS = 2
-EPOCHS, SEEDS = 2, (1, 2)
+EPOCHS, SEEDS = 3, (1, 2)
 LONG_S = 120.0  # virtual: nothing takes so long
 
 Batch = tuple[bytes, ...]  # all that a trainer gets of it
@@ -113,7 +113,7 @@ class Bench:
                             self._learn(serving, name, seed)
 
     def _learn(self, serving: "Serving", name: str, seed: int) -> None:
-        """All batches of two epochs, by an engine that nobody else uses."""
+        """All batches of all epochs, by an engine that nobody else uses."""
         attached = serving.service.attach(request_of(name, seed), None)
         trainer = Trainer(serving, name, seed, attached, None)
         for epoch in range(EPOCHS):

@@ -174,6 +174,32 @@ def test_a_large_batch_holds_files_that_have_room_and_reads_what_is_absent(monke
     assert not parts.pool.pinned().any()
 
 
+def test_a_block_that_comes_after_it_was_left_out_is_not_addressed(monkeypatch):
+    """Another batch brings it before addresses are looked up; this one would not keep it there."""
+    parts = Parts(2)
+    residency, came = parts.assembler._residency, []
+    hold, other = residency.hold, residency.hold(0, np.array([20]))
+
+    def late(file: int, *arguments: Any) -> Any:
+        found = hold(file, *arguments)
+        if file == 0:
+            residency.drop(other)
+            came.append(hold(0, found.left_out[:1]))
+        return found
+
+    monkeypatch.setattr(residency, "hold", late)
+    per = GEOMETRY[0].rows_per_block
+    nodes = [FIRST + block * per for block in range(4)]
+    found = parts.assembler.address(parts.work, parts.put(nodes), 0)
+    there = np.flatnonzero(parts.pool.slot_of_block[0] >= 0).tolist()
+    addressed = np.flatnonzero(parts.work.addresses[0][:4] != ABSENT).tolist()
+    assert there == sorted([*addressed, *came[0].blocks.tolist()])
+    assert addressed == found.pins.held[0].blocks.tolist()
+    assert found.missing_rows[0] == 3
+    residency.drop(came[0])
+    parts.assembler.drop(found.pins)
+
+
 def test_those_blocks_stay_of_which_a_batch_wants_most():
     """Hot rows need not be the first: a store may stand partition by partition."""
     per, last = GEOMETRY[0].rows_per_block, GEOMETRY[0].num_blocks - 1
