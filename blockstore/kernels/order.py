@@ -23,6 +23,13 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
     return ordered[first]
 
 
+def only_blocks(slots: NDArray[np.int32], blocks: NDArray[np.int64]) -> NDArray[np.int32]:
+    """The slots of these blocks, -1 for all others: they may be present, but leave at any time."""
+    found = np.full(slots.size, -1, np.int32)
+    found[blocks] = slots[blocks]
+    return found
+
+
 @leaf
 def count_nodes(nodes, maximum, counts):
     """Count each of these nodes as often as it is named.

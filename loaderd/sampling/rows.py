@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from blockstore.format import row_geometry
 from blockstore.io.reader import BlockReader, Transit, make_transit
 from blockstore.io.reading import Reading, ReadingQueue
-from blockstore.kernels.order import distinct, missing_keys, order_by_block
+from blockstore.kernels.order import distinct, missing_keys, only_blocks, order_by_block
 from blockstore.kernels.rowcache import copy_extents
 from blockstore.kernels.rows import (
     ABSENT,
@@ -126,9 +126,7 @@ class RowAssembler:
                 if items.size:
                     held.append(own := self._hold(work, file, items, min_age))
                     if own.left_out.size and not pinned:  # they may come now, and leave at any time
-                        slots = np.full(view.slots.size, -1, np.int32)
-                        slots[own.blocks] = own.slots
-                        view = view._replace(slots=slots)
+                        view = view._replace(slots=only_blocks(view.slots, own.blocks))
                     missing[a] = address_rows(work.items, num, view, work.addresses[a])
         except BaseException:
             self.drop(Pins(tuple(files), tuple(held)))

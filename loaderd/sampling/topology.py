@@ -12,7 +12,13 @@ from blockstore.kernels.columns import BlockView, view_blocks
 from blockstore.kernels.induced import ChosenNodes, keep_columns, keep_parts
 from blockstore.kernels.links import find_ends
 from blockstore.kernels.locate import build_guide, choose_shift, hide_outside, locate_columns
-from blockstore.kernels.order import entries_of_blocks, order_by_block, prefix_starts, stride_starts
+from blockstore.kernels.order import (
+    entries_of_blocks,
+    only_blocks,
+    order_by_block,
+    prefix_starts,
+    stride_starts,
+)
 from blockstore.kernels.picks import BY_SOURCE, UNIFORM, Column, Draws
 from blockstore.kernels.records import EdgeRecord
 from blockstore.kernels.sample import (
@@ -261,11 +267,8 @@ class Topology:
         return marks
 
     def _only(self, relation: int, blocks: NDArray[np.int64]) -> BlockView:
-        """A view of these blocks alone: others may be present, but leave at any time."""
         view = self.relations[relation].view
-        slots = np.full(view.slots.size, -1, np.int32)
-        slots[blocks] = view.slots[blocks]
-        return view._replace(slots=slots)
+        return view._replace(slots=only_blocks(view.slots, blocks))
 
     def draw(self, column: Column, work: Workspace, then: Drawn = nothing) -> None:
         """Draw for one frontier over one relation, into `work.draws` at `work.starts`.
