@@ -79,10 +79,11 @@ def _make_folder() -> tuple[Path, int]:
     start = _lock(base / _START, fcntl.LOCK_EX)  # no other process meets the new one unlocked
     try:
         for left in base.glob(f"{_OWN}*"):
-            with contextlib.suppress(BlockingIOError):  # it is used, or its daemon is ending
+            # it is used, or its daemon is ending; or its process has deleted it meanwhile
+            with contextlib.suppress(BlockingIOError, FileNotFoundError):
                 os.close(_lock(left / _USERS, fcntl.LOCK_EX | fcntl.LOCK_NB))
                 if not _listens(left):
-                    shutil.rmtree(left)
+                    shutil.rmtree(left, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=_OWN, dir=base))
         return folder, _lock(folder / _USERS, fcntl.LOCK_SH)
     finally:

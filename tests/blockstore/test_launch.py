@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import blockstore
+from blockstore import launch
 from blockstore.errors import NotAStore, NotServed
 from blockstore.launch import runtime_folder
 from loaderd.api.endpoint import connect, parse_endpoint
@@ -79,6 +80,20 @@ def test_it_ends_with_a_process_that_is_killed(store):
             return not folder.exists()
 
     until(starts_another, "the folder stays")
+
+
+def test_a_folder_that_its_process_deletes_meanwhile_is_passed_over(store, monkeypatch):
+    going, lock = Path(tempfile.mkdtemp(prefix="own-", dir=runtime_folder())), launch._lock
+
+    def late(path: Path, kind: int) -> int:
+        if path.parent == going:
+            going.rmdir()
+        return lock(path, kind)
+
+    monkeypatch.setattr(launch, "_lock", late)
+    with blockstore.serve(store, mem="16M") as endpoint:
+        assert answers(endpoint)
+    assert not going.exists()
 
 
 USER = """
